@@ -1,0 +1,208 @@
+"""The five sections of a configuration file and every key in them.
+
+The docstring under a field is its documentation: ``docs/configuration.md`` is generated from it. Names, types and
+defaults are those of MindSpeed LLM's FSDP2 backend wherever it has the key; ``original.py`` lists its other keys.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from mindspeed_llm.config.types import Bool, Float, Section
+
+DType = Literal["bf16", "fp16", "fp32"]
+
+
+class ModelConfig(Section):
+    """Which model and tokenizer."""
+
+    model_name_or_path: str
+    """Folder with the model's `config.json` and, unless `train_from_scratch`, its safetensors."""
+    tokenizer_name_or_path: str | None = None
+    """Folder with the tokenizer; null: `model_name_or_path`."""
+    model_id: str | None = None
+    """Name of a model class registered by a plugin; null: the class that the model's `config.json` names."""
+    plugins: list[str] = []
+    """Python modules to import first; they may register models (`mindspeed_llm.models.registry`) and templates."""
+    train_from_scratch: Bool = False
+    """Initialise the weights at random (from `training.seed`) instead of loading them."""
+    trust_remote_code: Bool = False
+    """Allow model and tokenizer code that comes with the model folder to run."""
+    use_fast_tokenizer: Bool = True
+    """Use the tokenizer written in Rust where there is one."""
+    attn_implementation: str | None = None
+    """Attention implementation of transformers (`sdpa`, `eager`, ...); null: the best one available."""
+
+
+class DatasetSource(Section):
+    """One data set: the value of `data.dataset` when it is a mapping, and an entry of `dataset_info.json`."""
+
+    file_name: str
+    """A file (json, jsonl, parquet, csv, txt) or a folder of them."""
+    formatting: Literal["alpaca", "sharegpt"] = "alpaca"
+    """How a row is laid out: instruction columns, or a list of messages."""
+    columns: dict[str, str] = {}
+    """Names of the columns, by role: prompt, query, response, history, system, messages, tools."""
+    tags: dict[str, str] = {}
+    """Names inside a message: role_tag, content_tag, user_tag, assistant_tag, system_tag, ..."""
+    num_samples: PositiveInt | None = None
+    """Number of rows to take from this data set."""
+
+
+class DataConfig(Section):
+    """Training and evaluation data."""
+
+    dataset: str | DatasetSource
+    """The training data: a mapping (see `data.dataset`) or comma-separated names from `dataset_info.json`."""
+    eval_dataset: str | DatasetSource | None = None
+    """The evaluation data, given like `dataset`."""
+    dataset_dir: str = "data"
+    """Folder of `dataset_info.json`, used when data sets are given by name."""
+    template: str | None = None
+    """Chat template for SFT (`qwen3`, `chatml`, `llama3`, ...); null: the tokenizer's own."""
+    cutoff_len: PositiveInt = 2048
+    """Longest sequence, in tokens."""
+    train_on_prompt: Bool = False
+    """Compute the loss on the prompt too."""
+    mask_history: Bool = False
+    """Compute the loss on the last answer of a conversation only."""
+    default_system: str | None = None
+    """System prompt of conversations that have none; null: the template's."""
+    enable_thinking: Bool | None = True
+    """Templates of reasoning models: true or false forces thinking on or off, null leaves rows as they are."""
+    packing: Bool = False
+    """Put several samples into one sequence of `cutoff_len` tokens; they don't see each other."""
+    max_samples: PositiveInt | None = None
+    """Take only the first rows of every data set (for a quick try)."""
+    val_size: Float = Field(0.0, ge=0)
+    """Part of the training data set aside for evaluation: a fraction below 1, or a number of rows."""
+    max_bad_rows: NonNegativeInt = 0
+    """Rows that cannot be used are skipped and reported; more of them than this stop the run."""
+    preprocessing_num_workers: PositiveInt | None = None
+    """Processes that prepare the data; null: one."""
+    preprocessing_batch_size: PositiveInt = 1000
+    """Rows handed to a preparing process at a time."""
+
+
+class ParallelConfig(Section):
+    """How the model is spread over the ranks: dp_replicate_size x fsdp_size = number of ranks."""
+
+    fsdp_size: PositiveInt | None = None
+    """Ranks that share one copy of the parameters; null: all of them / `dp_replicate_size`."""
+    dp_replicate_size: PositiveInt | None = None
+    """Copies of the parameters (HSDP); null: number of ranks / `fsdp_size`."""
+    fsdp_modules: list[str] | None = None
+    """Modules that are sharded as one unit each, by pattern (`model.layers.{*}`); null: derived from the model."""
+    ignored_modules: list[str] | None = None
+    """Modules that are not sharded, by pattern."""
+    reshard_after_forward: Bool = True
+    """Free a unit's gathered parameters after its forward pass."""
+    num_to_forward_prefetch: NonNegativeInt = 1
+    """Units gathered ahead in the forward pass."""
+    num_to_backward_prefetch: NonNegativeInt = 1
+    """Units gathered ahead in the backward pass."""
+    param_dtype: DType = "bf16"
+    """Type that the model computes in; the master weights are float32."""
+    reduce_dtype: DType = "fp32"
+    """Type in which gradients are summed over ranks."""
+    recompute: Bool = False
+    """Drop activations in the forward pass and compute them again in the backward pass."""
+    recompute_modules: list[str] = ["model.layers.{*}"]
+    """Modules to recompute, by pattern."""
+
+
+class TrainingConfig(Section):
+    """The run: steps, optimizer, schedule, checkpoints."""
+
+    output_dir: str
+    """Folder for everything that the run writes."""
+    stage: Literal["pt", "sft"] = "sft"
+    """Pretraining on raw text, or supervised fine-tuning."""
+    seed: NonNegativeInt = 42
+    """Seed of the weights, the order of the data and everything else that is random."""
+    deterministic: Bool = True
+    """Use only algorithms whose results do not vary from run to run."""
+
+    num_train_epochs: Float = Field(3.0, gt=0)
+    """Passes over the training data; fractions are allowed."""
+    max_steps: int = -1
+    """Optimizer steps to take, whatever the epochs; -1: as many as `num_train_epochs` makes."""
+    per_device_train_batch_size: PositiveInt = 8
+    """Sequences per rank in a micro-batch."""
+    per_device_eval_batch_size: PositiveInt = 8
+    """Sequences per rank in a batch of the evaluation."""
+    gradient_accumulation_steps: PositiveInt = 1
+    """Micro-batches per optimizer step."""
+    disable_shuffling: Bool = False
+    """Take the rows in their order in the file."""
+    dataloader_num_workers: NonNegativeInt = 0
+    """Processes that put batches together; 0: the training process does."""
+    dataloader_drop_last: Bool = False
+    """Leave out the last, smaller step of an epoch."""
+
+    optimizer: Literal["adamw", "fused_adamw"] = "adamw"
+    """The optimizer; norms and biases get no weight decay."""
+    lr: Float = Field(1e-5, ge=0)
+    """Peak learning rate."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup_ratio: Float | None = Field(None, ge=0, le=1)
+    """Part of all steps in which the learning rate rises from 0; null: 0.03 unless `warmup_steps` is given."""
+    warmup_steps: NonNegativeInt | None = None
+    """Number of steps in which the learning rate rises from 0."""
+    min_lr: Float = Field(1e-6, ge=0)
+    """Learning rate at the end of the schedule (cosine and linear)."""
+    weight_decay: Float = Field(0.01, ge=0)
+    """Decoupled weight decay."""
+    adam_beta1: Float = Field(0.9, ge=0, lt=1)
+    """Decay of the mean of the gradients."""
+    adam_beta2: Float = Field(0.95, ge=0, lt=1)
+    """Decay of the mean of the squared gradients."""
+    adam_epsilon: Float = Field(1e-8, gt=0)
+    """Added to the root of the mean square."""
+    max_grad_norm: Float = Field(1.0, ge=0)
+    """Gradients are scaled down to this norm; 0: never."""
+    max_nonfinite_steps: NonNegativeInt = 3
+    """Steps in a row with a loss or gradient that is not finite (they are skipped) before the run stops."""
+    router_aux_loss_coef: Float | None = Field(None, ge=0)
+    """Weight of a mixture-of-experts model's load-balancing loss; null: as the model's `config.json` has it."""
+
+    logging_steps: PositiveInt = 1
+    """Steps between two lines of progress."""
+    eval_steps: PositiveInt | None = None
+    """Steps between two evaluations; null: at the end of every epoch."""
+    save_steps: NonNegativeInt = 500
+    """Steps between two checkpoints; 0: none on the way."""
+    save_total_limit: PositiveInt | None = 3
+    """Checkpoints to keep, older ones are deleted; null: all."""
+    save_only_model: Bool = False
+    """Checkpoints hold the model only: smaller, but a run cannot be resumed from them."""
+    save_on_signal: Bool = True
+    """On SIGTERM or SIGINT finish the step and save a checkpoint before leaving."""
+    save_hf_weights: Bool = True
+    """Export the trained model to `hf/` at the end."""
+    resume_from_checkpoint: str | None = None
+    """`auto`: the newest complete checkpoint in `output_dir`, if there is one; or the path of a checkpoint."""
+
+
+class OptimizationConfig(Section):
+    """Fused operators. Each is used only where it was proved equal to the model's own code."""
+
+    use_fused_rmsnorm: Bool = True
+    """Fused RMSNorm."""
+    use_fused_rotary_pos_emb: Bool = True
+    """Fused rotary position embedding."""
+    use_fused_swiglu: Bool = True
+    """Fused SwiGLU."""
+
+
+class Config(Section):
+    """A run's whole configuration."""
+
+    model: ModelConfig
+    data: DataConfig
+    parallel: ParallelConfig = ParallelConfig()
+    training: TrainingConfig
+    optimization: OptimizationConfig = OptimizationConfig()
