@@ -1,0 +1,52 @@
+"""Ask an exported model one question with plain transformers: ``python -m mindspeed_llm.sample FOLDER PROMPT``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def sample_answer(
+    folder: str | Path, prompt: str, max_new_tokens: int = 64, *, chat: bool = True, trust_remote_code: bool = False
+) -> str:
+    """The greedy answer of the Hugging Face model in ``folder``, loaded as any user of it would load it, on the CPU.
+
+    With ``chat``, ``prompt`` is the user's turn of the tokenizer's chat template and the result is the assistant's turn,
+    at most ``max_new_tokens`` tokens of it. Without, or when the tokenizer has no template, the model goes on writing
+    ``prompt`` and the result is what it added.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code).eval()
+    if chat and tokenizer.chat_template is not None:
+        messages = [{"role": "user", "content": prompt}]
+        inputs = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+    else:
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    with torch.inference_mode():
+        output = model.generate(
+            **inputs,
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m mindspeed_llm.sample", description="Ask an exported model.")
+    parser.add_argument("folder", help="a Hugging Face model folder, such as a run's hf/")
+    parser.add_argument("prompt")
+    parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
+    parser.add_argument("--raw", action="store_true", help="go on writing the prompt instead of answering it in a chat")
+    args = parser.parse_args()
+    print(sample_answer(args.folder, args.prompt, args.max_new_tokens, chat=not args.raw))
+
+
+if __name__ == "__main__":
+    main()
