@@ -1,4 +1,8 @@
-"""Typed configuration: ``load_config(path, overrides) -> Config``."""
+"""Typed configuration: ``load_config(path, overrides) -> Config``.
+
+``schema`` has every key; ``source`` reads YAML and overrides, ``load`` checks them; ``original`` lists the keys of
+MindSpeed LLM that are no keys here.
+"""
 
 from mindspeed_llm.config.load import load_config
 from mindspeed_llm.config.schema import (
@@ -10,6 +14,7 @@ from mindspeed_llm.config.schema import (
     ParallelConfig,
     TrainingConfig,
 )
+from mindspeed_llm.config.world import validate_world
 
 __all__ = [
     "Config",
@@ -20,4 +25,5 @@ __all__ = [
     "ParallelConfig",
     "TrainingConfig",
     "load_config",
+    "validate_world",
 ]

@@ -4,25 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
+from mindspeed_llm.config.files import resolve_files
+from mindspeed_llm.config.original import ORIGINAL_KEYS, ORIGINAL_VALUES
+from mindspeed_llm.config.problems import report_validation
 from mindspeed_llm.config.schema import Config
+from mindspeed_llm.config.source import Source, read_yaml, split_overrides
 from mindspeed_llm.errors import ConfigError
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read ``path`` and apply ``--section.key=value`` overrides, whose values are YAML."""
-    raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    """Read the YAML file ``path`` and apply ``--section.key=value`` (or ``--section.key``, ``value``) overrides.
+
+    Paths that are read become absolute. Raises one ConfigError that lists everything that is wrong.
+    """
+    others, overrides = split_overrides(overrides)
+    if others:
+        raise ConfigError(f"{others[0]}: not an override, which is --section.key=value")
+    source = read_yaml(Path(path))
     for override in overrides:
-        name, _, text = override.removeprefix("--").partition("=")
-        *parents, key = name.split(".")
-        node = raw
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[key] = yaml.safe_load(text)
+        source.override(override)
+    for section in Config.model_fields:  # one that is left empty has only defaults
+        if source.values.get(section) is None:
+            source.values[section] = {}
+    _settle_original_keys(source, source.values)
+    resolve_files(source)
     try:
-        return Config.model_validate(raw)
+        config = Config.model_validate(source.values)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        report_validation(source, error)
+    source.raise_problems()
+    return config
+
+
+def _settle_original_keys(source: Source, values: dict[str, Any], prefix: tuple[str, ...] = ()) -> None:
+    """Take out the keys of the original that are no keys here; note those that ask for something."""
+    for name, value in list(values.items()):
+        keys = (*prefix, str(name))
+        path = ".".join(keys)
+        if path in ORIGINAL_KEYS:
+            if not ORIGINAL_KEYS[path].accepts(value):
+                source.report(keys, ORIGINAL_KEYS[path].reason)
+            del values[name]
+        elif isinstance(value, dict):
+            _settle_original_keys(source, value, keys)
+        elif isinstance(value, str) and (path, value) in ORIGINAL_VALUES:
+            source.report(keys, ORIGINAL_VALUES[path, value])
+            del values[name]
+

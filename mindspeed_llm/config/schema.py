@@ -6,13 +6,19 @@ defaults are those of MindSpeed LLM's FSDP2 backend wherever it has the key; ``o
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+import yaml
+from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, Tag
 
 from mindspeed_llm.config.types import Bool, Float, Section
 
 DType = Literal["bf16", "fp16", "fp32"]
+ColumnRole = Literal["prompt", "query", "response", "history", "messages", "system", "tools"]
+TagName = Literal[
+    "role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag"
+]
 
 
 class ModelConfig(Section):
@@ -24,7 +30,7 @@ class ModelConfig(Section):
     """Folder with the tokenizer; null: `model_name_or_path`."""
     model_id: str | None = None
     """Name of a model class registered by a plugin; null: the class that the model's `config.json` names."""
-    plugins: list[str] = []
+    plugins: list[str] = Field([])
     """Python modules to import first; they may register models (`mindspeed_llm.models.registry`) and templates."""
     train_from_scratch: Bool = False
     """Initialise the weights at random (from `training.seed`) instead of loading them."""
@@ -41,22 +47,29 @@ class DatasetSource(Section):
 
     file_name: str
     """A file (json, jsonl, parquet, csv, txt) or a folder of them."""
-    formatting: Literal["alpaca", "sharegpt"] = "alpaca"
+    formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
     """How a row is laid out: instruction columns, or a list of messages."""
-    columns: dict[str, str] = {}
-    """Names of the columns, by role: prompt, query, response, history, system, messages, tools."""
-    tags: dict[str, str] = {}
-    """Names inside a message: role_tag, content_tag, user_tag, assistant_tag, system_tag, ..."""
+    columns: dict[ColumnRole, str] = Field({})
+    """Column of each part of a row, where it differs from the format's usual one."""
+    tags: dict[TagName, str] = Field({})
+    """Names inside a message, where they differ from the format's usual ones."""
     num_samples: PositiveInt | None = None
-    """Number of rows to take from this data set."""
+    """Number of rows to take from this data set; null: all."""
+
+
+Dataset = Annotated[
+    Annotated[str, Tag("<names>")] | Annotated[DatasetSource, Tag("<mapping>")],
+    Discriminator(lambda value: "<mapping>" if isinstance(value, dict | DatasetSource) else "<names>"),
+]
+"""The tags keep errors apart: they concern either the names or a key of the mapping."""
 
 
 class DataConfig(Section):
     """Training and evaluation data."""
 
-    dataset: str | DatasetSource
+    dataset: Dataset
     """The training data: a mapping (see `data.dataset`) or comma-separated names from `dataset_info.json`."""
-    eval_dataset: str | DatasetSource | None = None
+    eval_dataset: Dataset | None = None
     """The evaluation data, given like `dataset`."""
     dataset_dir: str = "data"
     """Folder of `dataset_info.json`, used when data sets are given by name."""
@@ -85,6 +98,14 @@ class DataConfig(Section):
     preprocessing_batch_size: PositiveInt = 1000
     """Rows handed to a preparing process at a time."""
 
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.val_size and self.eval_dataset is not None:
+            yield "val_size", f"{self.val_size:g} and eval_dataset are both given; drop one"
+        if self.val_size > 1 and self.val_size != int(self.val_size):
+            yield "val_size", f"{self.val_size:g} is neither a fraction below 1 nor a whole number of rows"
+        if self.mask_history and self.train_on_prompt:
+            yield "mask_history", "the loss cannot leave out earlier turns and count the prompt: drop train_on_prompt"
+
 
 class ParallelConfig(Section):
     """How the model is spread over the ranks: dp_replicate_size x fsdp_size = number of ranks."""
@@ -109,8 +130,8 @@ class ParallelConfig(Section):
     """Type in which gradients are summed over ranks."""
     recompute: Bool = False
     """Drop activations in the forward pass and compute them again in the backward pass."""
-    recompute_modules: list[str] = ["model.layers.{*}"]
-    """Modules to recompute, by pattern."""
+    recompute_modules: list[str] | None = None
+    """Modules to recompute, by pattern; null: the decoder layers."""
 
 
 class TrainingConfig(Section):
@@ -186,6 +207,14 @@ class TrainingConfig(Section):
     resume_from_checkpoint: str | None = None
     """`auto`: the newest complete checkpoint in `output_dir`, if there is one; or the path of a checkpoint."""
 
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.max_steps != -1 and self.max_steps < 1:
+            yield "max_steps", f"must be at least 1, or -1 for as many as the epochs make; got {self.max_steps}"
+        if self.warmup_ratio is not None and self.warmup_steps is not None:
+            yield "warmup_steps", f"{self.warmup_steps} and warmup_ratio {self.warmup_ratio:g} are both given; drop one"
+        if self.lr_scheduler_type != "constant" and self.min_lr > self.lr > 0:
+            yield "min_lr", f"{self.min_lr:g} is above lr {self.lr:g}: the learning rate would rise; lower min_lr"
+
 
 class OptimizationConfig(Section):
     """Fused operators. Each is used only where it was proved equal to the model's own code."""
@@ -206,3 +235,7 @@ class Config(Section):
     parallel: ParallelConfig = ParallelConfig()
     training: TrainingConfig
     optimization: OptimizationConfig = OptimizationConfig()
+
+    def dump_yaml(self) -> str:
+        """The configuration with every default filled in; reading it again gives an equal one."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False, allow_unicode=True)

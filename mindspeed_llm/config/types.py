@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Section(BaseModel):
     """A strict, immutable mapping of the YAML file. Unknown keys and values of another type are errors."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True, protected_namespaces=()
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
     )
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        """Key and message of every value that is fine by itself and not together with the others."""
+        yield from ()
 
     @model_validator(mode="before")
     @classmethod
     def _none_is_null(cls, values: Any) -> Any:
-        """YAML spells null as ``null``; files written by Python programs often say ``None``, which YAML reads as text."""
+        """YAML spells null as ``null``; files made by Python programs often say ``None``, which YAML reads as text."""
         if isinstance(values, dict):
             return {key: None if value == "None" else value for key, value in values.items()}
         return values
+
+    @model_validator(mode="after")
+    def _raise_contradictions(self) -> Self:
+        details = []
+        for key, text in self.contradictions():
+            kind = PydanticCustomError("contradiction", "{text}", {"text": text})
+            details.append(InitErrorDetails(type=kind, loc=(key,), input=None))
+        if details:
+            raise ValidationError.from_exception_data(type(self).__name__, details)
+        return self
 
 
 def _number(value: Any) -> Any:
@@ -34,7 +55,7 @@ def _number(value: Any) -> Any:
 
 
 def _switch(value: Any) -> Any:
-    """The original took 1 and 0 for true and false, and shipped files use them."""
+    """MindSpeed LLM takes 1 and 0 for true and false, and its shipped files use them."""
     return bool(value) if type(value) is int and value in (0, 1) else value
 
 
