@@ -5,6 +5,7 @@ MindSpeed LLM that are no keys here.
 """
 
 from mindspeed_llm.config.load import load_config
+from mindspeed_llm.config.problems import unknown_key
 from mindspeed_llm.config.schema import (
     Config,
     DataConfig,
@@ -14,6 +15,7 @@ from mindspeed_llm.config.schema import (
     ParallelConfig,
     TrainingConfig,
 )
+from mindspeed_llm.config.source import split_overrides
 from mindspeed_llm.config.world import validate_world
 
 __all__ = [
@@ -25,5 +27,7 @@ __all__ = [
     "ParallelConfig",
     "TrainingConfig",
     "load_config",
+    "split_overrides",
+    "unknown_key",
     "validate_world",
 ]

@@ -24,12 +24,18 @@ def resolve_files(source: Source) -> None:
     data = values["data"] if isinstance(values["data"], dict) else {}
     if any(isinstance(data.get(name), str) for name in ("dataset", "eval_dataset")):
         data.setdefault("dataset_dir", DataConfig.model_fields["dataset_dir"].default)
-        _resolve(source, "data", "dataset_dir", folder=True, holds="dataset_info.json")
+        names = "; it explains the names in data.dataset: to give a file, write dataset: {file_name: FILE}"
+        _resolve(source, "data", "dataset_dir", folder=True, holds="dataset_info.json", remark=names)
     _resolve(source, "training", "resume_from_checkpoint", folder=True, besides=("auto",))
 
 
 def _resolve(
-    source: Source, *keys: str, folder: bool = False, holds: str | None = None, besides: tuple[str, ...] = ()
+    source: Source,
+    *keys: str,
+    folder: bool = False,
+    holds: str | None = None,
+    besides: tuple[str, ...] = (),
+    remark: str = "",
 ) -> None:
     node: Any = source.values
     for key in keys[:-1]:
@@ -45,9 +51,9 @@ def _resolve(
         node[keys[-1]] = str(fitting[0])
     elif found:
         what = f"has no {holds}" if found[0].is_dir() else "is a file; a folder is needed"
-        source.report(keys, f"{found[0]} {what}")
+        source.report(keys, f"{found[0]} {what}{remark}")
     else:
-        source.report(keys, f"there is no {' or '.join(map(str, candidates))}{_hint(candidates)}")
+        source.report(keys, f"there is no {' or '.join(map(str, candidates))}{_hint(candidates)}{remark}")
 
 
 def _hint(candidates: list[Path]) -> str:

@@ -54,4 +54,3 @@ def _settle_original_keys(source: Source, values: dict[str, Any], prefix: tuple[
         elif isinstance(value, str) and (path, value) in ORIGINAL_VALUES:
             source.report(keys, ORIGINAL_VALUES[path, value])
             del values[name]
-

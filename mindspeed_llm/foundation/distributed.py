@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,10 +50,17 @@ def start() -> Iterator[Distributed]:
         dist.init_process_group(collective_backend(device), timeout=_TIMEOUT)
     else:
         dist.init_process_group(collective_backend(device), store=dist.HashStore(), rank=0, world_size=1)
+    failed = True
     try:
         yield Distributed(rank, world_size, local_rank, device)
+        failed = False
     finally:
-        dist.destroy_process_group()
+        # A rank that fails among others leaves the group when it has told why: if it left now, the others would fail
+        # for want of it, and tell that first.
+        if failed and world_size > 1:
+            atexit.register(dist.destroy_process_group)
+        else:
+            dist.destroy_process_group()
 
 
 _ENVIRONMENT = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
