@@ -1,7 +1,16 @@
-"""Fused operators for training language models, written in C++, for plain PyTorch and Hugging Face transformers."""
+"""Fused operators for training language models, written in C++, for plain PyTorch and Hugging Face transformers.
 
-from mindspeed_kernels.ops.rms_norm import rms_norm
-from mindspeed_kernels.ops.rotary import rotary
-from mindspeed_kernels.ops.swiglu import swiglu
+Each operator is a function here and a PyTorch operator ``torch.ops.mindspeed.<name>`` with gradients and tracing rules;
+:mod:`mindspeed_kernels.reference` defines what it computes. Float32, bfloat16 and float16 on the CPU run compiled
+kernels, everything else runs the reference. ``python -m mindspeed_kernels`` reports what this machine uses.
+"""
+
+from mindspeed_kernels._loader import load_extension
+
+load_extension()  # before the modules below, which add gradients and shapes to the operators that it registers
+
+from mindspeed_kernels.ops.rms_norm import rms_norm  # noqa: E402
+from mindspeed_kernels.ops.rotary import rotary  # noqa: E402
+from mindspeed_kernels.ops.swiglu import swiglu  # noqa: E402
 
 __all__ = ["rms_norm", "rotary", "swiglu"]

@@ -37,11 +37,12 @@ def rms_norm(
     normalized = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is None:
         y = normalized.to(x.dtype)
-    elif cast_order == "hf":  # round, then multiply in the promoted type of x and weight
-        y = normalized.to(x.dtype) * (1.0 + weight if zero_centered else weight)
     else:
-        factor = _widened(weight)
-        y = (normalized * (1.0 + factor if zero_centered else factor)).to(x.dtype)
+        factor = 1.0 + _widened(weight) if zero_centered else _widened(weight)
+        if cast_order == "hf":  # x.dtype times weight.dtype, with PyTorch's promotion
+            y = (_widened(normalized.to(x.dtype)) * factor).to(torch.promote_types(x.dtype, weight.dtype))
+        else:
+            y = (normalized * factor).to(x.dtype)
     return y if residual is None else (y, x)
 
 

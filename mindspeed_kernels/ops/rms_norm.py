@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from mindspeed_kernels import reference
+from mindspeed_kernels.ops._common import forbid_gradient, has_kernel, reference_gradients
 from mindspeed_kernels.reference import CastOrder
 
 
@@ -61,4 +63,104 @@ def rms_norm(
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit together.
     """
-    return reference.rms_norm(x, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order, residual=residual)
+    if not has_kernel(x, weight, residual):
+        return reference.rms_norm(
+            x, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order, residual=residual
+        )
+    round_before_weight = cast_order == "hf"
+    if residual is None:
+        y, _ = torch.ops.mindspeed.rms_norm(x, weight, eps, zero_centered, round_before_weight)
+        return y
+    y, total, _ = torch.ops.mindspeed.add_rms_norm(x, residual, weight, eps, zero_centered, round_before_weight)
+    return y, total
+
+
+def _output_dtype(x: Tensor, weight: Tensor | None, round_before_weight: bool) -> torch.dtype:
+    return torch.promote_types(x.dtype, weight.dtype) if round_before_weight and weight is not None else x.dtype
+
+
+@torch.library.register_fake("mindspeed::rms_norm")
+def _(
+    x: Tensor, weight: Tensor | None, eps: float, zero_centered: bool, round_before_weight: bool
+) -> tuple[Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=_output_dtype(x, weight, round_before_weight))
+    return y, x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.register_fake("mindspeed::add_rms_norm")
+def _(
+    x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, zero_centered: bool, round_before_weight: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty(x.shape, dtype=_output_dtype(x, weight, round_before_weight))
+    return y, x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.register_fake("mindspeed::rms_norm_backward")
+def _(
+    grad_y: Tensor,
+    grad_sum: Tensor | None,
+    x: Tensor,
+    weight: Tensor | None,
+    rstd: Tensor,
+    zero_centered: bool,
+    round_before_weight: bool,
+    weight_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    has_gradient = weight is not None and weight_gradient
+    grad_weight = (x if weight is None else weight).new_empty(x.shape[-1] if has_gradient else 0)
+    return x.new_empty(x.shape), grad_weight
+
+
+def _setup_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, *ctx.options = inputs
+    _, rstd = output
+    ctx.save_for_backward(x, weight, rstd)
+    ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _setup_add_rms_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, weight, *ctx.options = inputs
+    _, total, rstd = output
+    ctx.save_for_backward(total, weight, rstd)
+    ctx.mark_non_differentiable(rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(
+    ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None, weight_gradient: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of what is normalised and of the weight."""
+    if grad_y is None:
+        return grad_sum, None
+    x, weight, rstd = ctx.saved_tensors
+    eps, zero_centered, round_before_weight = ctx.options
+    if torch.is_grad_enabled():  # create_graph=True
+
+        def normalize(x: Tensor, weight: Tensor | None) -> Tensor:
+            cast_order: CastOrder = "hf" if round_before_weight else "float32"
+            return reference.rms_norm(x, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order)
+
+        grad_x, grad_weight = reference_gradients(normalize, (x, weight), (grad_y,))
+        return (grad_x if grad_sum is None or grad_x is None else grad_x + grad_sum), grad_weight
+    grad_x, grad_weight = torch.ops.mindspeed.rms_norm_backward(
+        grad_y, grad_sum, x, weight, rstd, zero_centered, round_before_weight, weight_gradient
+    )
+    return grad_x, grad_weight if weight_gradient else None
+
+
+def _backward_rms_norm(ctx: Any, grad_y: Tensor | None, grad_rstd: None) -> tuple[Tensor | None, ...]:
+    grad_x, grad_weight = _gradients(ctx, grad_y, None, ctx.needs_input_grad[1])
+    return grad_x, grad_weight, None, None, None
+
+
+def _backward_add_rms_norm(
+    ctx: Any, grad_y: Tensor | None, grad_sum: Tensor | None, grad_rstd: None
+) -> tuple[Tensor | None, ...]:
+    grad, grad_weight = _gradients(ctx, grad_y, grad_sum, ctx.needs_input_grad[2])
+    return grad, grad, grad_weight, None, None, None
+
+
+torch.library.register_autograd("mindspeed::rms_norm", _backward_rms_norm, setup_context=_setup_rms_norm)
+torch.library.register_autograd("mindspeed::add_rms_norm", _backward_add_rms_norm, setup_context=_setup_add_rms_norm)
+forbid_gradient("rms_norm_backward")

@@ -1,0 +1,171 @@
+// torch.ops.mindspeed.rms_norm, add_rms_norm and rms_norm_backward on the CPU.
+//
+// The floor is memory traffic: forward reads x and writes y, backward reads grad_y and x and writes grad_x.
+// Of the forward pass only rstd, one number per row, is kept.
+#include "rms_norm.h"
+
+#include "common/parallel.h"
+#include "common/tensor.h"
+
+namespace mindspeed::cpu {
+namespace {
+
+using torch::stable::empty;
+
+void check_arguments(const char* op, const Tensor& x, const std::optional<Tensor>& weight) {
+  check(x.dim() >= 1, op, ": x must have at least one dimension");
+  if (!weight) return;
+  const int64_t hidden = x.size(x.dim() - 1);
+  check(weight->dim() == 1 && weight->size(0) == hidden, op, ": weight must have shape [", hidden,
+        "], the last dimension of x ", shape(x), ", but has ", shape(*weight));
+  dtype_of(*weight, op, "weight");
+}
+
+void check_like(const char* op, const char* name, const Tensor& tensor, const char* model_name,
+                const Tensor& model) {
+  check(same_shape(tensor, model), op, ": ", name, " must have the shape of ", model_name, " ", shape(model),
+        ", but has ", shape(tensor));
+  check(tensor.scalar_type() == model.scalar_type(), op, ": ", name, " must have the dtype of ", model_name,
+        ", ", model.scalar_type(), ", but has ", tensor.scalar_type());
+}
+
+// Half-precision x̂ times a wider weight widens the result, as the multiplication in PyTorch does.
+ScalarType output_type(const Tensor& x, const std::optional<Tensor>& weight, bool round_before_weight) {
+  const bool widens = round_before_weight && weight && weight->scalar_type() != x.scalar_type();
+  return widens ? ScalarType::Float : x.scalar_type();
+}
+
+// The weight as float32 [hidden]; ones where there is none.
+Tensor wide_weight(const std::optional<Tensor>& weight, int64_t hidden) {
+  if (!weight) return torch::stable::full({hidden}, 1.0, ScalarType::Float);
+  return torch::stable::contiguous(torch::stable::to(*weight, ScalarType::Float));
+}
+
+struct Normalized {
+  Tensor y, rstd;
+};
+
+Normalized normalize(const Tensor& x, const std::optional<Tensor>& residual, const Tensor* sum,
+                     const std::optional<Tensor>& weight, double eps, bool zero_centered,
+                     bool round_before_weight, const char* op) {
+  const int64_t hidden = x.size(x.dim() - 1);
+  std::vector<int64_t> row_sizes = sizes_of(x);
+  row_sizes.pop_back();
+  Tensor y = empty(sizes_of(x), output_type(x, weight, round_before_weight));
+  Tensor rstd = empty(row_sizes, ScalarType::Float);
+
+  const Rows x_rows(x), residual_rows(residual);
+  const Tensor factor = wide_weight(weight, hidden);
+  run_parallel(rms_norm_forward_kernel, count_rows(x), hidden,
+               RmsNormForward{
+                   .hidden = hidden,
+                   .eps = static_cast<float>(eps),
+                   .round_before_weight = round_before_weight,
+                   .x_type = dtype_of(x, op, "x"),
+                   .y_type = dtype_of(y, op, "y"),
+                   .x = x_rows,
+                   .residual = residual_rows,
+                   .sum = sum ? output_rows(*sum) : OutputRows{},
+                   .weight = factor.const_data_ptr<float>(),
+                   .weight_offset = zero_centered ? 1.0f : 0.0f,
+                   .y = output_rows(y),
+                   .rstd = rstd.mutable_data_ptr<float>(),
+               });
+  return {y, rstd};
+}
+
+std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps,
+                                    bool zero_centered, bool round_before_weight) {
+  check_arguments("rms_norm", x, weight);
+  auto [y, rstd] =
+      normalize(x, std::nullopt, nullptr, weight, eps, zero_centered, round_before_weight, "rms_norm");
+  return {y, rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
+                                                const std::optional<Tensor>& weight, double eps,
+                                                bool zero_centered, bool round_before_weight) {
+  check_arguments("add_rms_norm", x, weight);
+  check_like("add_rms_norm", "residual", residual, "x", x);
+  Tensor sum = empty(sizes_of(x), x.scalar_type());
+  auto [y, rstd] =
+      normalize(x, residual, &sum, weight, eps, zero_centered, round_before_weight, "add_rms_norm");
+  return {y, sum, rstd};
+}
+
+// The weight's gradient adds up over all rows. Chunks of them add up on their own and the chunks' sums in
+// order, so that the number of threads does not show in the result.
+struct Chunks {
+  int64_t count, rows_per_chunk;
+
+  explicit Chunks(int64_t rows) {
+    constexpr int64_t kMaxChunks = 64, kMinRows = 16;
+    rows_per_chunk = std::max(kMinRows, (rows + kMaxChunks - 1) / kMaxChunks);
+    count = (rows + rows_per_chunk - 1) / rows_per_chunk;
+  }
+};
+
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const std::optional<Tensor>& grad_sum,
+                                             const Tensor& x, const std::optional<Tensor>& weight,
+                                             const Tensor& rstd, bool zero_centered, bool round_before_weight,
+                                             bool weight_gradient) {
+  constexpr const char* op = "rms_norm_backward";
+  check_arguments(op, x, weight);
+  check(same_shape(grad_y, x), op, ": grad_y must have the shape of x ", shape(x), ", but has ",
+        shape(grad_y));
+  check(grad_y.scalar_type() == output_type(x, weight, round_before_weight), op,
+        ": grad_y must have the dtype of y, ", output_type(x, weight, round_before_weight), ", but has ",
+        grad_y.scalar_type());
+  if (grad_sum) check_like(op, "grad_sum", *grad_sum, "x", x);
+  const int64_t hidden = x.size(x.dim() - 1), rows = count_rows(x);
+  check(rstd.scalar_type() == ScalarType::Float && rstd.numel() * hidden == x.numel(), op,
+        ": rstd must hold a float32 for each row of x ", shape(x), ", but has shape ", shape(rstd),
+        " and dtype ", rstd.scalar_type());
+
+  const Chunks chunks(rows);
+  Tensor grad_x = empty(sizes_of(x), x.scalar_type());
+  weight_gradient = weight_gradient && weight;
+  Tensor grad_weight =
+      empty({weight_gradient ? hidden : 0}, weight ? weight->scalar_type() : x.scalar_type());
+  Tensor partial = empty({weight_gradient ? chunks.count : 0, hidden}, ScalarType::Float);
+
+  const Rows grad_y_rows(grad_y), grad_sum_rows(grad_sum), x_rows(x);
+  const Tensor factor = wide_weight(weight, hidden), row_rstd = torch::stable::contiguous(rstd);
+  run_parallel(rms_norm_backward_kernel, chunks.count, chunks.rows_per_chunk * hidden,
+               RmsNormBackward{
+                   .rows = rows,
+                   .rows_per_chunk = chunks.rows_per_chunk,
+                   .hidden = hidden,
+                   .round_before_weight = round_before_weight,
+                   .x_type = dtype_of(x, op, "x"),
+                   .y_type = dtype_of(grad_y, op, "grad_y"),
+                   .grad_y = grad_y_rows,
+                   .grad_sum = grad_sum_rows,
+                   .x = x_rows,
+                   .weight = factor.const_data_ptr<float>(),
+                   .weight_offset = zero_centered ? 1.0f : 0.0f,
+                   .rstd = row_rstd.const_data_ptr<float>(),
+                   .grad_x = output_rows(grad_x),
+                   .partial_weight = weight_gradient ? partial.mutable_data_ptr<float>() : nullptr,
+               });
+  if (weight_gradient)
+    run_parallel(rms_norm_weight_gradient_kernel, hidden, chunks.count,
+                 RmsNormWeightGradient{
+                     .chunks = chunks.count,
+                     .hidden = hidden,
+                     .partial_weight = partial.const_data_ptr<float>(),
+                     .weight_type = dtype_of(*weight, op, "weight"),
+                     .grad_weight = grad_weight.mutable_data_ptr(),
+                 });
+  return {grad_x, grad_weight};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(mindspeed, CPU, m) {
+  m.impl("rms_norm", TORCH_BOX(&rms_norm));
+  m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
+  m.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
+}
+
+}  // namespace mindspeed::cpu

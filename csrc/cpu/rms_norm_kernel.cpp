@@ -1,0 +1,110 @@
+#include "rms_norm.h"
+
+#include "common/vec.h"
+
+namespace mindspeed::cpu::MINDSPEED_ISA {
+namespace {
+
+template <class X>
+void add(const X* a, const X* b, X* sum, int64_t length) {
+  for_each_vector(
+      length, [&](int64_t i, auto lanes) { store(sum + i, load(a + i, lanes) + load(b + i, lanes), lanes); });
+}
+
+// One row; returns rstd.
+template <class X, class Y>
+float normalize(const X* x, Y* y, const RmsNormForward& args) {
+  const int64_t hidden = args.hidden;
+  const float* weight = args.weight;
+  const float offset = args.weight_offset;
+  const bool round = args.round_before_weight;
+
+  const float square_sum = sum_over(hidden, [&](int64_t i, auto lanes) {
+    const Vec v = load(x + i, lanes);
+    return v * v;
+  });
+  const float rstd = 1.0f / __builtin_sqrtf(square_sum / hidden + args.eps);
+  for_each_vector(hidden, [&](int64_t i, auto lanes) {
+    Vec normalized = load(x + i, lanes) * rstd;
+    if (round) normalized = round_to<X>(normalized);
+    store(y + i, normalized * (load(weight + i, lanes) + offset), lanes);
+  });
+  return rstd;
+}
+
+// One row. With g = grad_y · w:
+//   grad_x = rstd · (g − x̂ · mean(g · x̂)) + grad_sum        grad_weight += grad_y · x̂
+template <class X, class Y>
+void differentiate(const X* x, float rstd, const Y* grad_y, const X* grad_sum, X* grad_x, float* grad_weight,
+                   const RmsNormBackward& args) {
+  const int64_t hidden = args.hidden;
+  const float* weight = args.weight;
+  const float offset = args.weight_offset;
+  const bool round = args.round_before_weight;
+
+  const float dot = sum_over(hidden, [&](int64_t i, auto lanes) {
+    const Vec normalized = load(x + i, lanes) * rstd;
+    const Vec gradient = load(grad_y + i, lanes);
+    if (grad_weight != nullptr) {
+      const Vec factor = round ? round_to<X>(normalized) : normalized;
+      store(grad_weight + i, load(grad_weight + i, lanes) + gradient * factor, lanes);
+    }
+    return gradient * (load(weight + i, lanes) + offset) * normalized;
+  });
+  const float mean = dot / hidden;
+  for_each_vector(hidden, [&](int64_t i, auto lanes) {
+    const Vec normalized = load(x + i, lanes) * rstd;
+    const Vec g = load(grad_y + i, lanes) * (load(weight + i, lanes) + offset);
+    Vec gradient = (g - normalized * mean) * rstd;
+    if (grad_sum != nullptr) gradient += load(grad_sum + i, lanes);
+    store(grad_x + i, gradient, lanes);
+  });
+}
+
+}  // namespace
+
+void rms_norm_forward_kernel(const RmsNormForward& args, int64_t begin, int64_t end) {
+  with_types(args.x_type, args.y_type, [&]<class X, class Y>(X, Y) {
+    for (int64_t r = begin; r < end; ++r) {
+      const X* x = row<X>(args.x, r);
+      if (args.residual.data != nullptr) {
+        X* sum = row<X>(args.sum, r);
+        add(x, row<X>(args.residual, r), sum, args.hidden);
+        x = sum;
+      }
+      args.rstd[r] = normalize(x, row<Y>(args.y, r), args);
+    }
+  });
+}
+
+void rms_norm_backward_kernel(const RmsNormBackward& args, int64_t begin, int64_t end) {
+  with_types(args.x_type, args.y_type, [&]<class X, class Y>(X, Y) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      float* grad_weight = nullptr;
+      if (args.partial_weight != nullptr) {
+        grad_weight = args.partial_weight + chunk * args.hidden;
+        for_each_vector(args.hidden, [&](int64_t i, auto lanes) { store(grad_weight + i, Vec{}, lanes); });
+      }
+      const int64_t first = chunk * args.rows_per_chunk;
+      const int64_t last = first + args.rows_per_chunk < args.rows ? first + args.rows_per_chunk : args.rows;
+      for (int64_t r = first; r < last; ++r)
+        differentiate(row<X>(args.x, r), args.rstd[r], row<Y>(args.grad_y, r), row<X>(args.grad_sum, r),
+                      row<X>(args.grad_x, r), grad_weight, args);
+    }
+  });
+}
+
+void rms_norm_weight_gradient_kernel(const RmsNormWeightGradient& args, int64_t begin, int64_t end) {
+  with_type(args.weight_type, [&]<class W>(W) {
+    W* grad_weight = static_cast<W*>(args.grad_weight) + begin;
+    const float* partial = args.partial_weight + begin;
+    for_each_vector(end - begin, [&](int64_t i, auto lanes) {
+      Vec total = {};
+      for (int64_t chunk = 0; chunk < args.chunks; ++chunk)
+        total += load(partial + chunk * args.hidden + i, lanes);
+      store(grad_weight + i, total, lanes);
+    });
+  });
+}
+
+}  // namespace mindspeed::cpu::MINDSPEED_ISA

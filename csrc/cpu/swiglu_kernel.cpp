@@ -1,0 +1,36 @@
+#include "swiglu.h"
+
+#include "common/vec_math.h"
+
+namespace mindspeed::cpu::MINDSPEED_ISA {
+
+void swiglu_forward_kernel(const SwigluForward& args, int64_t begin, int64_t end) {
+  with_type(args.type, [&]<class T>(T) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T *gate = row<T>(args.gate, r), *up = row<T>(args.up, r);
+      T* y = row<T>(args.y, r);
+      for_each_vector(args.length, [&](int64_t i, auto lanes) {
+        const Vec g = load(gate + i, lanes);
+        store(y + i, g * sigmoid(g) * load(up + i, lanes), lanes);
+      });
+    }
+  });
+}
+
+// silu(g) = g σ(g) and σ' = σ (1 − σ), so that silu'(g) = σ + g σ (1 − σ).
+void swiglu_backward_kernel(const SwigluBackward& args, int64_t begin, int64_t end) {
+  with_type(args.type, [&]<class T>(T) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T *grad_y = row<T>(args.grad_y, r), *gate = row<T>(args.gate, r), *up = row<T>(args.up, r);
+      T *grad_gate = row<T>(args.grad_gate, r), *grad_up = row<T>(args.grad_up, r);
+      for_each_vector(args.length, [&](int64_t i, auto lanes) {
+        const Vec g = load(gate + i, lanes), gradient = load(grad_y + i, lanes);
+        const Vec s = sigmoid(g), silu = g * s;
+        store(grad_gate + i, gradient * load(up + i, lanes) * (s + silu * (1.0f - s)), lanes);
+        store(grad_up + i, gradient * silu, lanes);
+      });
+    }
+  });
+}
+
+}  // namespace mindspeed::cpu::MINDSPEED_ISA

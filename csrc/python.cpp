@@ -1,0 +1,35 @@
+// The Python module mindspeed_kernels._C. Importing it registers the operators; its functions report what was
+// chosen.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+
+#include "cpu/rms_norm.h"
+#include "cpu/rotary.h"
+#include "cpu/swiglu.h"
+
+namespace {
+
+using namespace mindspeed::cpu;
+
+std::string name(Capability capability) {
+  return kCapabilityNames[static_cast<int>(capability)];
+}
+
+template <class... Table>
+std::map<std::string, std::string> chosen(const Table&... tables) {
+  return {{tables.name, name(tables.chosen())}...};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.def("detected_cpu_capability", [] { return name(detected_capability()); });
+  m.def("cpu_capability", [] { return name(cpu_capability()); });
+  m.def("cpu_kernels", [] {
+    return chosen(rms_norm_forward_kernel, rms_norm_backward_kernel, rms_norm_weight_gradient_kernel,
+                  rotary_kernel, swiglu_forward_kernel, swiglu_backward_kernel);
+  });
+}
