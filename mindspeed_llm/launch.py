@@ -11,15 +11,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_llm.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-USER_ERROR_STATUS = 2
 _HANDLED_BY_TORCH = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -28,16 +28,22 @@ def report_error(error: BaseException) -> int:
 
     Under torchrun or ``launch`` the report goes to the file that they read, so that it is shown once for all ranks.
     """
-    is_users = isinstance(error, UserError)
-    report = str(error) if is_users else "".join(traceback.format_exception(error)).rstrip()
+    status = 2 if isinstance(error, UserError) else 1
+    report = f"error: {error}" if status == 2 else "".join(traceback.format_exception(error)).rstrip()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        details = {"py_callstack": report, "timestamp": str(int(time.time())), "time_ns": time.time_ns()}
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump({"message": {"message": report, "extraInfo": details}}, file)
+        details = {
+            "py_callstack": report,  # what torchrun shows
+            "timestamp": str(int(time.time())),
+            "time_ns": time.time_ns(),
+            "status": status,
+        }
+        written = Path(f"{path}.part")  # whole or not at all: another rank's failure may end this process meanwhile
+        written.write_text(json.dumps({"message": {"message": report, "extraInfo": details}}), encoding="utf-8")
+        written.replace(path)
     else:
-        print(f"error: {report}" if is_users else report, file=sys.stderr)
-    return USER_ERROR_STATUS if is_users else 1
+        print(report, file=sys.stderr)
+    return status
 
 
 def launch(arguments: Sequence[str], nproc: int) -> int:
@@ -93,35 +99,32 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
 
 
 def _show_root_cause(failures: dict[int, ProcessFailure], asked_to_stop: bool) -> int:
-    """Print the error that came first: when one rank goes, the others fail for want of it."""
+    """Print the error that came first: when one rank goes, the others fail for want of it. Returns the exit status."""
     rank, failure = min(failures.items(), key=lambda item: _order(item[1]))
-    report = _report_of(failure)
-    if report is not None and failure.exitcode == USER_ERROR_STATUS:
-        print(f"error: {report}", file=sys.stderr)
-        return USER_ERROR_STATUS
+    report = _report(failure)
+    if report is not None:
+        is_users = report["status"] == 2
+        print(report["py_callstack"] if is_users else f"rank {rank}:\n{report['py_callstack']}", file=sys.stderr)
+        return report["status"]
     if asked_to_stop and failure.exitcode in (-signal.SIGTERM, -signal.SIGKILL):
-        print(f"stopped by a signal while rank {rank} was not training", file=sys.stderr)
-        return 1
-    if report is None:
-        how = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else f"left with {failure.exitcode}"
-        hint = ": most often the machine ran out of memory" if failure.exitcode == -signal.SIGKILL else ""
-        report = f"it {how}{hint}"
-    print(f"rank {rank} of {len(failures)} failed:\n{report}", file=sys.stderr)
+        print("stopped by a signal while not training: there was no step to finish", file=sys.stderr)
+    elif failure.exitcode < 0:
+        hint = ", as it happens when memory runs out" if failure.exitcode == -signal.SIGKILL else ""
+        print(f"rank {rank} was killed by {failure.signal_name()}{hint}", file=sys.stderr)
+    else:
+        print(f"rank {rank} left with exit status {failure.exitcode}", file=sys.stderr)
     return 1
 
 
 def _order(failure: ProcessFailure) -> tuple[int, int]:
     """A crash without a word cannot be a consequence; then by time; what we ended ourselves comes last."""
-    details = _details(failure)
-    if "time_ns" in details:
-        return 1, details["time_ns"]
+    report = _report(failure)
+    if report is not None:
+        return 1, report["time_ns"]
     return (2, 0) if failure.exitcode == -signal.SIGTERM else (0, 0)
 
 
-def _report_of(failure: ProcessFailure) -> str | None:
-    return _details(failure).get("py_callstack")
-
-
-def _details(failure: ProcessFailure) -> dict:
+def _report(failure: ProcessFailure) -> dict[str, Any] | None:
+    """What ``report_error`` wrote in that rank; its exit code may be another, of a signal that came as it left."""
     message = failure.error_file_data["message"]
-    return message["extraInfo"] if isinstance(message, dict) else {}
+    return message["extraInfo"] if isinstance(message, dict) else None
