@@ -12,6 +12,7 @@ import json
 import random
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from facts import TALK, TOPICS, Topic
@@ -63,7 +64,7 @@ def make_conversations(rng: random.Random) -> tuple[list[dict], list[dict]]:
     for _ in range(2):
         rng.shuffle(training)
         rest = iter(training)
-        while turns := [turn for turn, _ in zip(rest, range(rng.randint(1, 3)), strict=False)]:
+        while turns := list(islice(rest, rng.randint(1, 3))):
             train_rows.append(conversation(turns))
     return train_rows, [conversation([turn]) for turn in held_out]
 
