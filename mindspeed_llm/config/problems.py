@@ -106,7 +106,9 @@ def _message(keys: Keys, item: ErrorDetails) -> str:
     hint = ""
     if value is None:
         hint = "; leave the key out for its default"
-    elif kind == "string_type" and not isinstance(value, list | dict):
+    elif kind == "string_type" and isinstance(value, dict):
+        hint = "; put a text with a colon in quotes"
+    elif kind == "string_type" and not isinstance(value, list):
         hint = "; put it in quotes"
     elif kind == "list_type" and isinstance(value, str):
         hint = f"; write [{value}]"

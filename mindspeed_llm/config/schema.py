@@ -204,6 +204,8 @@ class TrainingConfig(Section):
     """On SIGTERM or SIGINT finish the step and save a checkpoint before leaving."""
     save_hf_weights: Bool = True
     """Export the trained model to `hf/` at the end."""
+    sample_prompt: str | None = None
+    """A prompt that the exported model answers at the end, loaded by plain transformers; null: none."""
     resume_from_checkpoint: str | None = None
     """`auto`: the newest complete checkpoint in `output_dir`, if there is one; or the path of a checkpoint."""
 

@@ -77,6 +77,7 @@ class Source:
         for depth, key in enumerate(keys[:-1], start=1):
             if node.get(key) is None:
                 node[key] = {}
+                self._places.setdefault(keys[:depth], text)
             if not isinstance(node[key], dict):
                 parent, place = ".".join(keys[:depth]), self.place(keys[:depth])
                 self.problems.append(Problem(text, f"{parent} is {describe(node[key])} ({place}), it has no keys"))
@@ -157,8 +158,10 @@ class _Loader(yaml.SafeLoader):
 
 def _walk(node: yaml.Node, keys: Keys, source: Source, around: set[int]) -> None:
     """Note the line of every key below ``node``, and the keys that are given twice in one mapping."""
-    if not isinstance(node, yaml.MappingNode) or id(node) in around:  # an alias may lead back to where it stands
+    if not isinstance(node, yaml.MappingNode):
         return
+    if id(node) in around:
+        raise yaml.constructor.ConstructorError(problem="an alias leads into itself", problem_mark=node.start_mark)
     for key_node, value_node in node.value:
         path, line = (*keys, str(key_node.value)), key_node.start_mark.line + 1
         if key_node.tag == "tag:yaml.org,2002:merge":
@@ -171,5 +174,5 @@ def _walk(node: yaml.Node, keys: Keys, source: Source, around: set[int]) -> None
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
     return f"{problem}; indent with spaces" if "'\\t'" in problem else problem

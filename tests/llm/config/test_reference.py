@@ -1,0 +1,46 @@
+"""The documentation is the schema's, and the schema has no key that nothing reads."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import mindspeed_llm
+from mindspeed_llm.config import Config
+from mindspeed_llm.config.reference import markdown
+
+PACKAGE = Path(mindspeed_llm.__file__).parent
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = PACKAGE.parent / "docs" / "configuration.md"
+    assert page.read_text(encoding="utf-8") == markdown(), "python -m mindspeed_llm.config > docs/configuration.md"
+
+
+def test_the_page_describes_types_defaults_and_limits() -> None:
+    page = markdown()
+    assert "| `fsdp_size` | whole number > 0 or null | null | Ranks that share" in page
+    assert "| `adam_beta2` | number ≥ 0, < 1 | `0.95` |" in page
+    assert "| `param_dtype` | `bf16`, `fp16`, `fp32` | `bf16` |" in page
+    assert "| `output_dir` | text | **required** |" in page
+    assert "| `parallel.tp_size` | `1` | tensor parallelism" in page
+
+
+def attributes_read() -> set[str]:
+    """Names of all attributes that the package reads outside of ``config``, and texts that ``getattr`` may take."""
+    names: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.is_relative_to(PACKAGE / "config") and path.name != "world.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                names.add(node.attr)
+    return names
+
+
+@pytest.mark.parametrize("section", list(Config.model_fields))
+def test_every_key_is_read_by_the_program(section: str) -> None:
+    keys = Config.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+    assert set(keys) - attributes_read() == set()
