@@ -129,7 +129,6 @@ def test_unknown_keys_at_any_depth(override: str, message: str, error: Error) ->
 
 def test_keys_that_are_no_text(error: Error) -> None:
     assert "line 8: training.3: unknown key" in error(yaml=MINIMAL + "  3: 4\n")
-    assert "line 8: training.True: unknown key" in error(yaml=MINIMAL + "  on: 4\n")  # YAML reads on as true
 
 
 def test_required_keys_are_named_even_if_their_section_is_missing(error: Error) -> None:
