@@ -1,0 +1,68 @@
+"""Cases of the equivalence test: the model, the rows of a few steps, and how they fall on ranks."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+
+from mindspeed_llm.batch import IGNORE_INDEX, Batch
+
+VOCAB, STEPS = 65, 3  # a vocabulary that no number of ranks divides
+_SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "attn_implementation": "sdpa",
+}  # fmt: skip
+MODELS = {
+    "qwen3": Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=False),
+    "tied_llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, output_router_logits=True
+    ),
+}
+
+
+def build_model(name: str) -> PreTrainedModel:
+    """The same float32 weights on every rank and in the reference, large enough that gradients are not tiny."""
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.float32)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    return model.train()
+
+
+def rows(case: dict) -> list[list[Batch]]:
+    """Per step the micro-rows of the global batch: ``accumulation x ranks`` rows of uneven length and label count."""
+    generator = torch.Generator().manual_seed(11)
+    steps = []
+    for step in range(STEPS):
+        # The last window of an epoch has fewer micro-batches.
+        micro_batches = 1 if step == STEPS - 1 else case["accumulation"]
+        steps.append([row(case, index, generator) for index in range(micro_batches * case["ranks"])])
+    return steps
+
+
+def row(case: dict, index: int, generator: torch.Generator) -> Batch:
+    lengths = torch.randint(3, 14, (3 if case["packed"] else 1,), generator=generator).tolist()
+    ids = torch.randint(0, VOCAB, (1, sum(lengths)), generator=generator)
+    labels = torch.cat([torch.tensor([*ids[0, e - n + 1 : e], IGNORE_INDEX]) for n, e in _ends(lengths)])[None]
+    keep = torch.rand(labels.shape, generator=generator) < 0.2 + 0.6 * (index % 2)  # uneven over ranks
+    if index == 1:
+        keep[:] = False  # one row without any target: a whole micro-batch of one rank
+    batch = {
+        "input_ids": ids,
+        "labels": labels.masked_fill(~keep, IGNORE_INDEX),
+        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
+    }
+    return batch if case["packed"] else pad(batch, 16)
+
+
+def pad(batch: Batch, length: int) -> Batch:
+    """Right padding with an attention mask."""
+    missing = length - batch["input_ids"].shape[1]
+    fill = {"input_ids": 0, "labels": IGNORE_INDEX, "position_ids": 0, "attention_mask": 0}
+    batch = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+    return {k: torch.nn.functional.pad(v, (0, missing), value=fill[k]) for k, v in batch.items()}
+
+
+def _ends(lengths: list[int]) -> list[tuple[int, int]]:
+    return [(n, sum(lengths[: i + 1])) for i, n in enumerate(lengths)]

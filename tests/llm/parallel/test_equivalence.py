@@ -1,0 +1,83 @@
+"""Any layout equals one plain PyTorch process: losses, every gradient, norms and parameters after three steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.distributed import launch
+from tests.llm.parallel.cases import build_model, rows
+
+WORKER = str(Path(__file__).with_name("worker.py"))
+
+
+def case(model: str, ranks: int, *, accumulation: int = 1, packed: bool = False, aux: float = 0.0, **parallel) -> dict:
+    return {
+        "model": model, "ranks": ranks, "accumulation": accumulation, "packed": packed, "aux": aux, "parallel": parallel
+    }  # fmt: skip
+
+
+CASES = [
+    case("qwen3", 1, accumulation=3),
+    case("qwen3", 2, accumulation=3, packed=True, recompute=True),
+    case("qwen3", 2, reshard_after_forward=False, num_to_forward_prefetch=2, num_to_backward_prefetch=0),
+    case("tied_llama", 2, accumulation=3),
+    case("tied_llama", 2, packed=True, fsdp_modules=["model.layers.{0}.mlp", "model.embed_tokens"]),
+    case("qwen3_moe", 2, accumulation=3, aux=0.1),
+    case("qwen3_moe", 2, packed=True, aux=0.1, recompute=True),
+    case("qwen3", 4, accumulation=3, fsdp_size=2),
+    case("tied_llama", 4, packed=True, dp_replicate_size=2, fsdp_size=2, recompute=True),
+    case("qwen3_moe", 4, accumulation=3, aux=0.1),
+]
+
+
+def reference(case: dict) -> dict:
+    """The same steps in one process, written in plain PyTorch and transformers, a row at a time."""
+    model = build_model(case["model"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    result: dict = {"losses": [], "norms": []}
+    for step in rows(case):
+        targets = sum(int((row["labels"] >= 0).sum()) for row in step)
+        tokens = sum(int(row.get("attention_mask", torch.ones_like(row["labels"])).sum()) for row in step)
+        loss, aux_loss = torch.zeros(()), torch.zeros(())
+        for row in step:
+            output = model(**{k: v for k, v in row.items() if k != "labels"}, use_cache=False)
+            valid = row["labels"] >= 0
+            loss = loss + F.cross_entropy(output.logits[valid], row["labels"][valid], reduction="sum") / max(targets, 1)
+            if case["aux"]:
+                share = int(row.get("attention_mask", torch.ones_like(row["labels"])).sum()) / tokens
+                aux_loss = aux_loss + output.aux_loss * share
+        (loss + case["aux"] * aux_loss).backward()
+        result["losses"].append((loss.item(), aux_loss.item()))
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        result.setdefault("gradients", gradients)
+        norm = torch.cat([gradient.double().flatten() for gradient in gradients.values()]).norm().item()
+        result["norms"].append(norm)
+        for parameter in model.parameters():
+            if parameter.grad is not None and norm > 1:
+                parameter.grad /= norm
+        optimizer.step()
+        optimizer.zero_grad()
+    result["parameters"] = dict(model.named_parameters())
+    return result
+
+
+@pytest.mark.parametrize("ranks", sorted({case["ranks"] for case in CASES}))
+def test_equals_one_process(ranks, tmp_path):
+    cases = [case for case in CASES if case["ranks"] == ranks]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    finished = launch([WORKER, str(tmp_path / "cases.json"), str(tmp_path / "results.pt")], ranks)
+    assert finished.returncode == 0, finished.stderr
+    for case, actual in zip(cases, torch.load(tmp_path / "results.pt"), strict=True):
+        expected = reference(case)
+        torch.testing.assert_close(actual["losses"], expected["losses"], rtol=1e-6, atol=0, msg=f"{case}: losses")
+        torch.testing.assert_close(actual["norms"], expected["norms"], rtol=1e-5, atol=0, msg=f"{case}: norms")
+        assert actual["gradients"].keys() == expected["gradients"].keys()
+        for kind, limit in (("gradients", 1e-5), ("parameters", 1e-5)):
+            for name, value in expected[kind].items():
+                error = (actual[kind][name] - value).norm() / value.norm().clamp_min(1e-12)
+                assert error <= limit, f"{case}: {kind} of {name} are off by {error:.1e}"

@@ -1,0 +1,50 @@
+"""Run by test_equivalence.py under torchrun: trains every case and writes what rank 0 saw.
+
+worker.py CASES.json OUTPUT.pt
+"""
+
+import json
+import sys
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from mindspeed_llm.accumulate import count_step, forward_backward
+from mindspeed_llm.config import ParallelConfig
+from mindspeed_llm.foundation.distributed import Distributed, start
+from mindspeed_llm.optim.clip import clip_gradients
+from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.parallelize import parallelize
+from tests.llm.parallel.cases import build_model, rows
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def run_case(case: dict, distributed: Distributed) -> dict:
+    parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
+    model = build_model(case["model"])
+    parallelize(model, build_mesh(parallel, distributed.world_size, distributed.device), parallel)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    result: dict = {"losses": [], "norms": []}
+    for step in rows(case):
+        window = step[distributed.rank :: distributed.world_size]
+        counts = count_step(window, distributed)
+        loss, aux_loss = distributed.sum(forward_backward(model, window, counts, case["aux"]))
+        result["losses"].append((loss, aux_loss))
+        result.setdefault("gradients", {n: full(p.grad) for n, p in model.named_parameters() if p.grad is not None})
+        result["norms"].append(clip_gradients(model.parameters(), 1.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    result["parameters"] = {name: full(parameter) for name, parameter in model.named_parameters()}
+    return result
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        cases = json.load(file)
+    with start() as distributed:
+        results = [run_case(case, distributed) for case in cases]
+        if distributed.is_main:
+            torch.save(results, sys.argv[2])
