@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.print_config:
             print(config.dump_yaml(), end="")
         elif options.dry_run:
-            _dry_run(_fit(config, options.world_size or options.nproc or 1, options.config))
+            world_size = options.world_size or options.nproc or 1
+            _dry_run(_fit(config, world_size, options.config), world_size)
         elif _nproc(options) > 1:
             _fit(config, options.nproc, options.config)
             return launch(["-m", "mindspeed_llm.run", options.config, *overrides], options.nproc)
@@ -61,10 +62,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
 
 
 def _nproc(options: argparse.Namespace) -> int:
@@ -86,10 +86,10 @@ def _train(config: Config) -> None:
     train(config)
 
 
-def _dry_run(config: Config) -> None:
+def _dry_run(config: Config, world_size: int) -> None:
     from mindspeed_llm.dry_run import dry_run
 
-    dry_run(config)
+    dry_run(config, world_size)
 
 
 if __name__ == "__main__":
