@@ -14,7 +14,7 @@ def sample_answer(
 ) -> str:
     """The greedy answer of the Hugging Face model in ``folder``, loaded as any user of it would load it, on the CPU.
 
-    With ``chat``, ``prompt`` is the user's turn of the tokenizer's chat template and the result is the assistant's turn,
+    With ``chat``, ``prompt`` is the user's turn of the tokenizer's chat template and the result is the assistant's,
     at most ``max_new_tokens`` tokens of it. Without, or when the tokenizer has no template, the model goes on writing
     ``prompt`` and the result is what it added.
     """

@@ -102,7 +102,8 @@ YOUNG = Topic(
     statements=("A young {0} is called a {1}.", "The {0} looks after her {1}.", "A {1} grows up to be a {0}."),
     facts=_pairs(
         "dog: puppy, cat: kitten, cow: calf, horse: foal, sheep: lamb, pig: piglet, goat: kid, hen: chick,"
-        "duck: duckling, goose: gosling, bear: cub, deer: fawn, frog: tadpole, swan: cygnet, kangaroo: joey, hare: leveret"
+        "duck: duckling, goose: gosling, bear: cub, deer: fawn, frog: tadpole, swan: cygnet, kangaroo: joey,"
+        "hare: leveret"
     ),
 )
 
@@ -116,9 +117,10 @@ AFTER = Topic(
     answer="After {0} comes {1}.",
     statements=("After {0} comes {1}.", "{1} follows {0}.", "First comes {0} and then {1}."),
     facts=_pairs(
-        "Monday: Tuesday, Tuesday: Wednesday, Wednesday: Thursday, Thursday: Friday, Friday: Saturday, Saturday: Sunday,"
-        "Sunday: Monday, January: February, February: March, March: April, April: May, May: June, June: July,"
-        "July: August, August: September, September: October, October: November, November: December, December: January,"
+        "Monday: Tuesday, Tuesday: Wednesday, Wednesday: Thursday, Thursday: Friday, Friday: Saturday,"
+        "Saturday: Sunday, Sunday: Monday, January: February, February: March, March: April, April: May, May: June,"
+        "June: July, July: August, August: September, September: October, October: November, November: December,"
+        "December: January,"
         "spring: summer, summer: autumn, autumn: winter, winter: spring"
     ),
 )

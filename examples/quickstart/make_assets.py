@@ -1,4 +1,4 @@
-"""Write the quickstart's data, tokenizer and model configuration: ``python examples/quickstart/make_assets.py [FOLDER]``.
+"""Write the quickstart's data, tokenizer and model configuration: ``python make_assets.py [FOLDER]``.
 
 The files are committed; this script is how they were made, and a test checks that it still makes the same.
 

