@@ -63,6 +63,24 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
 
 
+def device_random_state() -> torch.Tensor | None:
+    """State of the current accelerator's random generator, None without an accelerator."""
+    module = _accelerator()
+    return None if module is None else module.get_rng_state()
+
+
+def set_device_random_state(state: torch.Tensor) -> None:
+    """Put the current accelerator's random generator into ``state``; nothing to do without an accelerator."""
+    module = _accelerator()
+    if module is not None:
+        module.set_rng_state(state)
+
+
+def _accelerator() -> ModuleType | None:
+    modules = (_device_module(kind) for kind in ("npu", "cuda"))
+    return next((module for module in modules if module is not None and module.is_initialized()), None)
+
+
 def _device_module(kind: str) -> ModuleType | None:
     """``torch.cuda`` or ``torch.npu``; None for a CPU or where the backend isn't installed."""
     if kind == "cpu":

@@ -26,6 +26,16 @@ class SchedulerFactory:
         return LambdaLR(optimizer, lambda done: learning_rate_factor(kind, done + 1, warmup, total_steps, floor))
 
 
+def set_step(scheduler: LambdaLR, step: int) -> None:
+    """Continue after ``step`` steps. The rate depends on the step and the configuration alone, so nothing is stored:
+    a run resumed with a changed ``lr`` or length follows the schedule of its new configuration from here on."""
+    scheduler.last_epoch = step
+    for group, base, factor in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(step)
+
+
 def warmup_steps(training: TrainingConfig, total_steps: int) -> int:
     """Steps of the warm-up, rounded up so that a ratio above 0 is never lost."""
     if training.warmup_steps is not None:

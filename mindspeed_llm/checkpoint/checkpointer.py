@@ -1,0 +1,170 @@
+"""Checkpoints of a running training: written whole or not at all, read on any number of ranks.
+
+``checkpoints/step-00000020/`` holds the sharded model and optimizer (torch.distributed.checkpoint), ``state.json`` with
+the position of trainer and loader, one ``rng-00000.pt`` per rank, and, written last, the file ``COMPLETE``. A folder
+without it is what a crash left behind: it is never read and is replaced when its step comes again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+
+from mindspeed_llm.checkpoint.optimizer_state import empty_optimizer_state, optimizer_tensors, put_optimizer_state
+from mindspeed_llm.errors import DataError, UserError
+from mindspeed_llm.foundation.random_state import get_random_state, set_random_state
+from mindspeed_llm.logging import logger
+from mindspeed_llm.models.skeleton import named_state
+
+_COMPLETE = "COMPLETE"
+
+
+class Stateful(Protocol):
+    """A small object whose state is plain JSON."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class TrainingState:
+    """All that a run must know to go on as if it had never stopped."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    positions: Mapping[str, Stateful]
+    """Trainer, loader, ...: by name."""
+
+
+class Checkpointer:
+    """Saves and loads the checkpoints of one output folder. Every method is collective."""
+
+    def __init__(self, output_dir: Path, save_total_limit: int | None = None, *, model_only: bool = False) -> None:
+        self.folder = output_dir / "checkpoints"
+        self.save_total_limit = save_total_limit
+        self.model_only = model_only
+
+    def save(self, step: int, state: TrainingState) -> None:
+        """Write the checkpoint of ``step``, then delete the oldest ones beyond the limit."""
+        path = self.folder / f"step-{step:08d}"
+        if is_complete(path):
+            return
+        if dist.get_rank() == 0:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+        dist.barrier()
+        tensors = _model_tensors(state.model)
+        if not self.model_only:
+            tensors |= optimizer_tensors(state.model, state.optimizer)
+        dcp.save(tensors, checkpoint_id=path)
+        torch.save(get_random_state(), path / f"rng-{dist.get_rank():05d}.pt")
+        dist.barrier()  # every rank's files are there
+        if dist.get_rank() == 0:
+            positions = {name: part.state_dict() for name, part in state.positions.items()}
+            content = {"step": step, "world_size": dist.get_world_size(), "positions": positions}
+            (path / "state.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
+            _publish(path)
+            self._prune()
+        dist.barrier()
+        logger.info("saved %s", path)
+
+    def load(self, path: Path, state: TrainingState) -> None:
+        """Put the checkpoint ``path`` into model, optimizer, positions and random generators, all in place.
+
+        The number of ranks may differ from the one that saved: tensors are cut anew, but random generators then start
+        from the seed. Raises UserError when the checkpoint is missing, incomplete, of the model only or damaged.
+        """
+        _check_resumable(path)
+        reader = dcp.FileSystemReader(path)
+        tensors = _model_tensors(state.model)
+        try:
+            stored = reader.read_metadata().state_dict_metadata
+            optimizer_state = empty_optimizer_state(state.model, stored)
+            if not optimizer_state:
+                raise UserError(f"{path} holds the model only (training.save_only_model): a run can't go on from it")
+            dcp.load(tensors | optimizer_state, storage_reader=reader)
+        except CheckpointException as error:
+            causes = "; ".join(sorted({str(failure[0]) for failure in error.failures.values()}))
+            raise DataError(f"{path} can't be read into this model: {causes}") from error
+        put_optimizer_state(state.model, state.optimizer, optimizer_state)
+        content = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        for name, part in state.positions.items():
+            part.load_state_dict(content["positions"][name])
+        if content["world_size"] == dist.get_world_size():
+            set_random_state(torch.load(path / f"rng-{dist.get_rank():05d}.pt"))
+        else:
+            logger.warning(
+                "%s was written by %d ranks, this job has %d: random generators start from the seed",
+                path, content["world_size"], dist.get_world_size(),
+            )  # fmt: skip
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint of the folder, None without any."""
+        paths = self._paths()
+        for path in paths:
+            if is_complete(path):
+                return path
+            logger.warning("%s is incomplete (its run was interrupted while saving) and left aside", path)
+        return None
+
+    def _paths(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.folder.glob("step-*"), reverse=True)
+
+    def _prune(self) -> None:
+        """Runs after the new checkpoint is durable, so the newest complete one always stays."""
+        if self.save_total_limit is not None:
+            for path in [path for path in self._paths() if is_complete(path)][self.save_total_limit :]:
+                (path / _COMPLETE).unlink()  # first, so that a crash in between leaves nothing that looks whole
+                shutil.rmtree(path)
+
+
+def is_complete(path: Path) -> bool:
+    """Was this checkpoint written to its end?"""
+    return (path / _COMPLETE).is_file()
+
+
+def _publish(path: Path) -> None:
+    """Make everything in ``path`` durable, then mark it complete."""
+    for file in path.iterdir():
+        _fsync(file)
+    (path / _COMPLETE).touch()
+    _fsync(path / _COMPLETE)
+    _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_resumable(path: Path) -> None:
+    if not path.is_dir():
+        raise UserError(f"training.resume_from_checkpoint: {path} is not a folder")
+    if not is_complete(path):
+        raise UserError(
+            f"training.resume_from_checkpoint: {path} has no file {_COMPLETE}: it is no checkpoint, "
+            "or its run was interrupted while saving"
+        )
+
+
+def _model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers under ``model.``; a shared parameter once, under its first name."""
+    tensors: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in named_state(model).items():
+        tensors.setdefault(id(tensor), (f"model.{name}", tensor.detach()))
+    return dict(tensors.values())

@@ -1,0 +1,161 @@
+"""Checkpoints: whole or not at all, exact, and on any number of ranks."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState
+from mindspeed_llm.config import ParallelConfig
+from mindspeed_llm.errors import DataError, UserError
+from mindspeed_llm.foundation.distributed import start
+from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.parallelize import parallelize
+from tests.distributed import launch
+from tests.llm.checkpoint.common import Position, one_step
+from tests.llm.parallel.cases import build_model
+
+
+class Experts(nn.Module):
+    """One expert is never chosen and so never has a gradient; the scale is a persistent buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x) * self.scale
+
+
+def training_state(seed: int = 0, steps: int = 0) -> TrainingState:
+    torch.manual_seed(seed)
+    model = Experts()
+    # The order of groups must not matter.
+    groups = [{"params": list(model.parameters())[::-1][:2]}, {"params": list(model.parameters())[:2]}]
+    state = TrainingState(model, torch.optim.AdamW(groups, lr=0.1), {"place": Position()})
+    for step in range(steps):
+        train(state, step)
+    return state
+
+
+def train(state: TrainingState, step: int) -> None:
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+    state.model(x).square().sum().backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.model.scale += 1
+
+
+@pytest.fixture(autouse=True)
+def process_group():
+    with start() as distributed:
+        yield distributed
+
+
+def test_a_loaded_run_goes_on_bit_for_bit(tmp_path):
+    saved = training_state(steps=3)
+    saved.positions["place"].value = 5
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(3, saved)
+    draws = random.random(), np.random.rand(), torch.rand(3).tolist()
+    train(saved, 3)
+
+    loaded = training_state(seed=1, steps=1)  # other weights and moments: all must be replaced
+    assert checkpointer.latest() == tmp_path / "checkpoints" / "step-00000003"
+    checkpointer.load(checkpointer.latest(), loaded)
+    assert loaded.positions["place"].value == 5
+    assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == draws
+    assert loaded.model.unused.weight not in loaded.optimizer.state
+    train(loaded, 3)
+    for name, tensor in saved.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], tensor), name
+
+
+def test_saving_does_not_disturb_the_run(tmp_path):
+    plain, saving = training_state(steps=2), training_state(steps=2)
+    Checkpointer(tmp_path).save(2, saving)
+    for state in (plain, saving):
+        train(state, 2)
+    assert torch.equal(plain.model.used.weight, saving.model.used.weight)
+
+
+def test_an_interrupted_save_is_left_aside_and_later_replaced(tmp_path, monkeypatch, caplog):
+    checkpointer, state = Checkpointer(tmp_path), training_state(steps=1)
+    checkpointer.save(1, state)
+    with monkeypatch.context() as patched:
+        patched.setattr(dcp, "save", lambda *_, checkpoint_id, **__: (checkpoint_id / "__0_0.distcp").touch() or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            checkpointer.save(2, state)
+    broken = tmp_path / "checkpoints" / "step-00000002"
+    assert broken.is_dir()
+    assert checkpointer.latest().name == "step-00000001"
+    with pytest.raises(UserError, match="step-00000002 has no file COMPLETE"):
+        checkpointer.load(broken, state)
+    checkpointer.save(2, state)
+    assert checkpointer.latest() == broken
+    checkpointer.load(broken, state)
+
+
+def test_the_limit_deletes_the_oldest_complete_ones(tmp_path):
+    checkpointer, state = Checkpointer(tmp_path, save_total_limit=2), training_state(steps=1)
+    for step in (1, 2, 3, 10):
+        checkpointer.save(step, state)
+    assert sorted(p.name for p in checkpointer.folder.iterdir()) == ["step-00000003", "step-00000010"]
+
+
+def test_no_checkpoint_and_no_folder(tmp_path):
+    assert Checkpointer(tmp_path / "never").latest() is None
+    with pytest.raises(UserError, match="is not a folder"):
+        Checkpointer(tmp_path).load(tmp_path / "never", training_state())
+
+
+def test_a_damaged_shard_is_named(tmp_path):
+    checkpointer, state = Checkpointer(tmp_path), training_state(steps=1)
+    checkpointer.save(1, state)
+    (shard,) = checkpointer.latest().glob("*.distcp")
+    shard.write_bytes(shard.read_bytes()[:200])
+    with pytest.raises(DataError, match="step-00000001 can't be read into this model"):
+        checkpointer.load(checkpointer.latest(), state)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    checkpointer, state = Checkpointer(tmp_path), training_state(steps=1)
+    checkpointer.save(1, state)
+    state.model.used = nn.Linear(4, 2)
+    with pytest.raises(DataError, match="can't be read into this model"):
+        checkpointer.load(checkpointer.latest(), state)
+
+
+def test_model_only_is_small_and_cannot_be_resumed(tmp_path):
+    checkpointer, state = Checkpointer(tmp_path, model_only=True), training_state(steps=1)
+    checkpointer.save(1, state)
+    stored = dcp.FileSystemReader(checkpointer.latest()).read_metadata().state_dict_metadata
+    assert all(key.startswith("model.") for key in stored)
+    with pytest.raises(UserError, match="save_only_model"):
+        checkpointer.load(checkpointer.latest(), state)
+
+
+def test_two_ranks_save_and_one_goes_on(tmp_path, process_group):
+    finished = launch([str(Path(__file__).with_name("worker.py")), str(tmp_path)], 2)
+    assert finished.returncode == 0, finished.stderr
+    parallel = ParallelConfig(param_dtype="fp32")
+    model = build_model("tied_llama")
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    parallelize(model, build_mesh(parallel, 1, process_group.device), parallel)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    state = TrainingState(model, optimizer, {"place": Position()})
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.load(checkpointer.latest(), state)
+    assert state.positions["place"].value == 1
+    assert isinstance(optimizer.state[model.lm_head.weight]["exp_avg"], DTensor)
+    one_step(model, optimizer)
+    after = torch.load(tmp_path / "after.pt")
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.full_tensor(), after[name], rtol=1e-5, atol=1e-6)
