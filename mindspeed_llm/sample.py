@@ -20,22 +20,22 @@ def sample_answer(
     """
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code).eval()
-    if chat and tokenizer.chat_template is not None:
+    is_chat = chat and tokenizer.chat_template is not None
+    if is_chat:
         messages = [{"role": "user", "content": prompt}]
-        inputs = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-        )
-    else:
-        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        prompt = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    # A chat template writes the special tokens itself.
+    input_ids = tokenizer(prompt, add_special_tokens=not is_chat, return_tensors="pt").input_ids
     with torch.inference_mode():
         output = model.generate(
-            **inputs,
+            input_ids,
+            attention_mask=torch.ones_like(input_ids),
             max_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
-    return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    return str(tokenizer.decode(output[0, input_ids.shape[1] :], skip_special_tokens=True)).strip()
 
 
 def main() -> None:
