@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from mindspeed_llm.batch import Batch, num_attended_pairs, num_targets, num_tokens, to_device
+from mindspeed_llm.batch import num_attended_pairs, num_targets, to_device
+from mindspeed_llm.data.collate import Batch
 from mindspeed_llm.foundation.distributed import Distributed
 from mindspeed_llm.loss import cross_entropy_sum
 
@@ -26,8 +27,12 @@ class StepCounts:
 
 def count_step(window: list[Batch], distributed: Distributed) -> StepCounts:
     """Count the global batch before its first forward pass. Collective."""
-    counts = [sum(count(batch) for batch in window) for count in (num_targets, num_tokens, num_attended_pairs)]
-    return StepCounts(*distributed.sum(counts))
+    local = [
+        sum(num_targets(batch) for batch in window),
+        sum(batch.num_tokens for batch in window),
+        sum(num_attended_pairs(batch) for batch in window),
+    ]
+    return StepCounts(*distributed.sum(local))
 
 
 def forward_backward(
@@ -43,7 +48,7 @@ def forward_backward(
     for index, batch in enumerate(window):
         # Ranks exchange gradients once a step, after the last micro-batch.
         model.set_requires_gradient_sync(index == len(window) - 1)
-        token_share = num_tokens(batch) / max(counts.tokens, 1)
+        token_share = batch.num_tokens / max(counts.tokens, 1)
         loss, aux_loss = cross_entropy_sum(model, to_device(batch, device))
         objective = loss = loss / max(counts.targets, 1)
         if aux_loss is not None and aux_loss_coefficient:

@@ -1,27 +1,17 @@
-"""What one micro-batch holds, counted.
-
-A batch is a dict of int64 tensors [batch, seq]: ``input_ids``; ``labels``, the target of each position (already
-shifted, -100 for none); ``position_ids``, restarting at 0 with every packed document; and ``attention_mask`` only if
-rows are padded and nothing is packed.
-"""
+"""What a micro-batch holds, counted on the host before its forward pass. ``data.collate`` describes its layout."""
 
 from __future__ import annotations
 
 import torch
 
+from mindspeed_llm.data.collate import Batch
+
 IGNORE_INDEX = -100
-Batch = dict[str, torch.Tensor]
 
 
 def num_targets(batch: Batch) -> int:
     """Positions that count in the loss."""
     return int((batch["labels"] != IGNORE_INDEX).sum())
-
-
-def num_tokens(batch: Batch) -> int:
-    """Tokens without padding."""
-    mask = batch.get("attention_mask")
-    return batch["input_ids"].numel() if mask is None else int(mask.sum())
 
 
 def num_attended_pairs(batch: Batch) -> int:
@@ -31,6 +21,6 @@ def num_attended_pairs(batch: Batch) -> int:
     return int(keys.sum() if mask is None else (keys * mask).sum())
 
 
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Move a batch that was counted on the host."""
+def to_device(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors of a batch on the device that computes."""
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -6,10 +6,12 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from mindspeed_llm.batch import IGNORE_INDEX, Batch
+from mindspeed_llm.batch import IGNORE_INDEX
 
 
-def cross_entropy_sum(model: PreTrainedModel, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+def cross_entropy_sum(
+    model: PreTrainedModel, batch: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Forward pass of one micro-batch.
 
     ``batch["labels"]`` [batch, seq] is the target of each position, already shifted, -100 where there is none.

@@ -10,7 +10,7 @@ import torch
 
 
 def set_seed(seed: int, *, deterministic: bool) -> None:
-    """Seed Python, NumPy and PyTorch on every device; with ``deterministic`` forbid algorithms that vary from run to run.
+    """Seed Python, NumPy and PyTorch; with ``deterministic`` forbid algorithms that vary from run to run.
 
     torch's own deterministic mode also fills every fresh tensor with NaN, which costs memory bandwidth and guards only
     against reading uninitialised memory; that part stays off.

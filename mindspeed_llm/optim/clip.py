@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def _copies(gradient: torch.Tensor) -> int:
         return world
     copies = world // gradient.device_mesh.size()  # ranks outside this mesh hold the same gradient
     for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
-        assert isinstance(placement, (Shard, Replicate)) and not isinstance(placement, Partial), placement
+        assert isinstance(placement, (Shard, Replicate)), placement
         copies *= size if isinstance(placement, Replicate) else 1
     return copies
 

@@ -16,7 +16,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def apply_fsdp(model: PreTrainedModel, mesh: DeviceMesh, parallel: ParallelConfig) -> None:
-    """Shard ``model`` in place: every decoder layer is a unit, so are untied embeddings and head, the root has the rest.
+    """Shard ``model`` in place: a unit for every decoder layer, for untied embeddings and head, and for the rest.
 
     Tied embeddings stay in the root unit, where both ends of the model find the one parameter gathered.
     Parameters keep float32 masters; compute runs in ``param_dtype`` and reductions in ``reduce_dtype``.

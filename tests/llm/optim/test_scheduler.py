@@ -40,7 +40,7 @@ def test_cosine_is_the_formula():
 
 
 @pytest.mark.parametrize(
-    "total, options", [(1, {}), (10, {"warmup_steps": 10}), (3, {"warmup_steps": 100}), (1, {"lr": 0.0})]
+    ("total", "options"), [(1, {}), (10, {"warmup_steps": 10}), (3, {"warmup_steps": 100}), (1, {"lr": 0.0})]
 )
 def test_edges_divide_by_nothing(total, options):
     assert all(math.isfinite(rate) for rate in rates(total, **options))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
-from mindspeed_llm.batch import IGNORE_INDEX, Batch
+from mindspeed_llm.batch import IGNORE_INDEX
+from mindspeed_llm.data.collate import Batch
 
 VOCAB, STEPS = 65, 3  # a vocabulary that no number of ranks divides
 _SHAPE = {
@@ -48,20 +49,22 @@ def row(case: dict, index: int, generator: torch.Generator) -> Batch:
     keep = torch.rand(labels.shape, generator=generator) < 0.2 + 0.6 * (index % 2)  # uneven over ranks
     if index == 1:
         keep[:] = False  # one row without any target: a whole micro-batch of one rank
-    batch = {
-        "input_ids": ids,
-        "labels": labels.masked_fill(~keep, IGNORE_INDEX),
-        "position_ids": torch.cat([torch.arange(n) for n in lengths])[None],
-    }
-    return batch if case["packed"] else pad(batch, 16)
+    batch = Batch(
+        input_ids=ids,
+        labels=labels.masked_fill(~keep, IGNORE_INDEX),
+        position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
+    )
+    batch = batch if case["packed"] else pad(batch, 16)
+    batch.num_tokens = sum(lengths)
+    return batch
 
 
 def pad(batch: Batch, length: int) -> Batch:
     """Right padding with an attention mask."""
     missing = length - batch["input_ids"].shape[1]
     fill = {"input_ids": 0, "labels": IGNORE_INDEX, "position_ids": 0, "attention_mask": 0}
-    batch = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
-    return {k: torch.nn.functional.pad(v, (0, missing), value=fill[k]) for k, v in batch.items()}
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    return Batch({k: torch.nn.functional.pad(v, (0, missing), value=fill[k]) for k, v in batch.items()})
 
 
 def _ends(lengths: list[int]) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from mindspeed_llm.parallel.patterns import match_modules, matches
 
 
 @pytest.mark.parametrize(
-    "pattern, name, expected",
+    ("pattern", "name", "expected"),
     [
         ("model.layers.{*}", "model.layers.11", True),
         ("model.layers.{*}", "model.layers.1.mlp", False),
