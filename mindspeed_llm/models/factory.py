@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -50,6 +51,9 @@ class ModelFactory:
                     config, trust_remote_code=self.config.trust_remote_code, **options
                 )
         model.config.dtype = stored_dtype
+        if model.can_generate() and (Path(self.config.model_name_or_path) / "generation_config.json").is_file():
+            with _explained("generation_config.json of", self.config.model_name_or_path):
+                model.generation_config = GenerationConfig.from_pretrained(self.config.model_name_or_path)
         return model.train()
 
     def create_tokenizer(self) -> PreTrainedTokenizerBase:

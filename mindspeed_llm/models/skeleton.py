@@ -66,7 +66,13 @@ def canonical_name(name: str) -> str:
 
 
 def named_state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers by canonical name; a shared parameter is listed under each of its names."""
+    """Parameters and persistent buffers by canonical name; a shared parameter is listed under each of its names.
+
+    FSDP units that a forward pass left gathered, in the compute dtype, are put back to their shards first.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     state: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         own = {**module._parameters, **module._buffers}
