@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -15,18 +14,18 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
 from mindspeed_llm.config import Config
+from mindspeed_llm.data.collate import padding_token
 from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import StepLoader
-from mindspeed_llm.data.report import render_first_sample
+from mindspeed_llm.data.render import render_first_sample
 from mindspeed_llm.foundation.seed import set_seed
 from mindspeed_llm.logging import set_up_logging
 from mindspeed_llm.models.factory import ModelFactory
 from mindspeed_llm.models.fused import fuse_operators
+from mindspeed_llm.models.loading import check_weights
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_mesh
 from mindspeed_llm.parallel.parallelize import parallelize
-
-_GIB = 2**30
 
 
 def dry_run(config: Config, world_size: int) -> None:
@@ -38,20 +37,23 @@ def dry_run(config: Config, world_size: int) -> None:
     set_seed(config.training.seed, deterministic=config.training.deterministic)
     factory = ModelFactory(config.model)
     tokenizer = factory.create_tokenizer()
-    data = DataFactory(config, tokenizer, rank=0, world_size=world_size).create()
+    data = DataFactory(config, tokenizer).create()
     print(f"{data.report}\n{render_first_sample(data.train, tokenizer)}")
     model = factory.create()
+    if not config.model.train_from_scratch:
+        check_weights(model, config.model.model_name_or_path)
     fuse_operators(model, config.optimization)
+    print(f"model {type(model).__name__}: {model.num_parameters():,} parameters")
     with _pretended_ranks(world_size):
         parallelize(model, build_mesh(config.parallel, world_size, torch.device("cpu")), config.parallel)
-        print(_describe_model(model, config, world_size))
+        print(_describe_memory(model, config))
     loader = StepLoader(
         data.train,
         batch_size=config.training.per_device_train_batch_size,
         accumulation=config.training.gradient_accumulation_steps,
         world_size=world_size,
         drop_last=config.training.dataloader_drop_last,
-        pad_token_id=tokenizer.pad_token_id,
+        pad_token_id=padding_token(tokenizer),
     )
     print(_describe_steps(config, len(data.train), len(loader), world_size))
 
@@ -66,35 +68,30 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-@dataclass
-class _Sizes:
-    total: int  # parameters of the model
-    local: int  # of them on rank 0
-    largest_unit: int  # parameters that are gathered together
-
-
-def _sizes(model: PreTrainedModel) -> _Sizes:
-    parameters = list(model.parameters())
-    local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in parameters)
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    inner = {id(p) for unit in units if unit is not model for p in unit.parameters()}
-    rest = sum(p.numel() for p in parameters if id(p) not in inner)  # the root's own
-    largest = max([rest, *(sum(p.numel() for p in unit.parameters()) for unit in units if unit is not model)])
-    return _Sizes(sum(p.numel() for p in parameters), local, largest)
-
-
-def _describe_model(model: PreTrainedModel, config: Config, world_size: int) -> str:
-    sizes, parallel = _sizes(model), config.parallel
-    compute_bytes = DTYPES[parallel.param_dtype].itemsize
-    weights = sizes.local * 4 / _GIB  # float32 masters; the gradients and the two moments of AdamW are as large
-    ahead = 1 + max(parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
-    gathered = ahead * sizes.largest_unit * compute_bytes / _GIB if world_size > 1 or compute_bytes != 4 else 0.0
+def _describe_memory(model: PreTrainedModel, config: Config) -> str:
+    parallel = config.parallel
+    local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    weights = local * 4  # float32 masters; the gradients and the two moments of AdamW are as large
+    ahead = max(parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
+    gathered = (1 + ahead) * _largest_unit(model) * DTYPES[parallel.param_dtype].itemsize
     return (
-        f"model {type(model).__mro__[1].__name__}: {sizes.total:,} parameters, {sizes.local:,} on a rank\n"
-        f"ranks {world_size} = dp_replicate_size {parallel.dp_replicate_size} × fsdp_size {parallel.fsdp_size}\n"
-        f"memory of a rank: weights {weights:.2f} + gradients {weights:.2f} + optimizer {2 * weights:.2f} + gathered "
-        f"parameters {gathered:.2f} = {4 * weights + gathered:.2f} GiB; activations come on top"
+        f"ranks: dp_replicate_size {parallel.dp_replicate_size} × fsdp_size {parallel.fsdp_size}\n"
+        f"memory of a rank: weights {_gib(weights)} + gradients {_gib(weights)} + optimizer {_gib(2 * weights)} + "
+        f"parameters gathered for use {_gib(gathered)} = {_gib(4 * weights + gathered)} GiB; activations come on top"
     )
+
+
+def _largest_unit(model: PreTrainedModel) -> int:
+    """Parameters of the largest module that FSDP gathers as a whole; the root has what no other unit has."""
+    units = [{id(p): p for p in unit.parameters()} for unit in model.modules() if isinstance(unit, FSDPModule)]
+    root, *inner = units  # modules() begins with the model itself
+    taken = {key for unit in inner for key in unit}
+    own = [p for key, p in root.items() if key not in taken]
+    return max(sum(p.numel() for p in unit) for unit in [own, *(unit.values() for unit in inner)])
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.3g}"
 
 
 def _describe_steps(config: Config, rows: int, steps_per_epoch: int, world_size: int) -> str:
@@ -102,6 +99,6 @@ def _describe_steps(config: Config, rows: int, steps_per_epoch: int, world_size:
     batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
     total = training.max_steps if training.max_steps > 0 else math.ceil(training.num_train_epochs * steps_per_epoch)
     return (
-        f"step {batch} rows × {accumulation} micro-batches × {world_size} ranks = {batch * accumulation * world_size} "
-        f"rows\nsteps {steps_per_epoch} per epoch of {rows} rows, {total} in all"
+        f"a step: {batch} rows × {accumulation} micro-batches × {world_size} ranks = "
+        f"{batch * accumulation * world_size} rows\nsteps: {steps_per_epoch} per epoch of {rows} rows, {total} in all"
     )

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mindspeed_llm.config.files import resolve_files
-from mindspeed_llm.config.original import ORIGINAL_KEYS, ORIGINAL_VALUES
+from mindspeed_llm.config.original import ORIGINAL_KEYS, UNSUPPORTED_VALUES
 from mindspeed_llm.config.problems import report_validation
 from mindspeed_llm.config.schema import Config
 from mindspeed_llm.config.source import Source, read_yaml, split_overrides
@@ -51,6 +51,6 @@ def _settle_original_keys(source: Source, values: dict[str, Any], prefix: tuple[
             del values[name]
         elif isinstance(value, dict):
             _settle_original_keys(source, value, keys)
-        elif isinstance(value, str) and (path, value) in ORIGINAL_VALUES:
-            source.report(keys, ORIGINAL_VALUES[path, value])
+        elif isinstance(value, str) and (path, value) in UNSUPPORTED_VALUES:
+            source.report(keys, UNSUPPORTED_VALUES[path, value])
             del values[name]

@@ -43,8 +43,6 @@ _PLACEMENT = "parameters are always sharded by their first dimension"
 _PROFILE = "profiling is not supported yet"
 _MODEL = "the operators of this model family are not supported"
 _GDN = "fused linear attention is not supported yet; the model's own code computes it"
-_DERIVED = "derived, not set"
-_DATA = "not supported yet"
 
 ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "inference": OriginalKey("this program trains; generate with transformers from the exported hf/ folder"),
@@ -68,8 +66,9 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "model.fsdp_low_precision_all_gather_mode": OriginalKey(_QUANTISED, ANY),
     # data
     "data.data_manager_type": OriginalKey("it follows from training.stage", ("lf", "mg")),
-    "data.overwrite_cache": OriginalKey("prepared data is not cached", ANY),
-    "data.tokenized_path": OriginalKey("prepared data is not cached yet"),
+    "data.overwrite_cache": OriginalKey(
+        "prepared data is used again only if nothing that it depends on has changed", ANY
+    ),
     "data.streaming": OriginalKey("streaming is not supported yet; data is memory-mapped", OFF),
     "data.buffer_size": OriginalKey("streaming is not supported yet", ANY),
     "data.mix_strategy": OriginalKey("several data sets are put one after the other, then shuffled", ("concat",)),
@@ -145,7 +144,9 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "optimization.fix_router": OriginalKey("benchmark routing is not supported yet", OFF),
 }
 
-ORIGINAL_VALUES: dict[tuple[str, Any], str] = {
+UNSUPPORTED_VALUES: dict[tuple[str, Any], str] = {
     ("training.optimizer", "muon"): "Muon is not supported yet; use adamw",
+    ("training.parity", "llamafactory"): "not supported yet: so far only the data is prepared as LLaMA-Factory does",
+    ("training.parity", "megatron"): "not supported yet",
 }
-"""Values of keys which exist here that the original knows and we don't."""
+"""Values, planned or the original's, of keys that exist here."""

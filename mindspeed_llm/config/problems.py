@@ -96,8 +96,8 @@ def _message(keys: Keys, item: ErrorDetails) -> str:
     kind, value, context = item["type"], item["input"], item.get("ctx", {})
     if kind == "missing":
         return "this key is required"
-    if kind == "contradiction":
-        return item["msg"]
+    if kind not in _EXPECTED and not _LIMITS.keys() & context.keys() and kind != "literal_error":
+        return item["msg"]  # our own, of a contradiction
     if kind == "literal_error":
         close = difflib.get_close_matches(str(value), re.findall(r"'(.+?)'", context["expected"]), n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mindspeed_llm.config.original import ORIGINAL_KEYS, ORIGINAL_VALUES, OriginalKey
+from mindspeed_llm.config.original import ORIGINAL_KEYS, UNSUPPORTED_VALUES, OriginalKey
 from mindspeed_llm.config.schema import Config, DatasetSource
 
 _HEAD = """\
@@ -107,7 +107,7 @@ def _cell(text: str | None) -> str:
 
 def _originals() -> Iterator[tuple[str, OriginalKey]]:
     yield from ORIGINAL_KEYS.items()
-    for (key, value), reason in ORIGINAL_VALUES.items():
+    for (key, value), reason in UNSUPPORTED_VALUES.items():
         yield f"{key}: {value}", OriginalKey(reason)
 
 

@@ -38,6 +38,8 @@ class ModelConfig(Section):
     """Allow model and tokenizer code that comes with the model folder to run."""
     use_fast_tokenizer: Bool = True
     """Use the tokenizer written in Rust where there is one."""
+    split_special_tokens: Bool = False
+    """Tokenise text in the data that looks like a special token as plain text."""
     attn_implementation: str | None = None
     """Attention implementation of transformers (`sdpa`, `eager`, ...); null: the best one available."""
 
@@ -81,22 +83,32 @@ class DataConfig(Section):
     """Compute the loss on the prompt too."""
     mask_history: Bool = False
     """Compute the loss on the last answer of a conversation only."""
+    drop_overlong: Bool = False
+    """Leave out conversations that are longer than `cutoff_len` instead of cutting them off."""
+    tool_format: str | None = None
+    """How tools and calls of them are written (`default`, `qwen`, `llama3`, `mistral`, `glm4`); null: the template's."""
     default_system: str | None = None
     """System prompt of conversations that have none; null: the template's."""
     enable_thinking: Bool | None = True
     """Templates of reasoning models: true or false forces thinking on or off, null leaves rows as they are."""
     packing: Bool = False
     """Put several samples into one sequence of `cutoff_len` tokens; they don't see each other."""
+    neat_packing: Bool = False
+    """The same as `packing`; the two differ in `training.parity: llamafactory` only, where plain packing leaks."""
     max_samples: PositiveInt | None = None
     """Take only the first rows of every data set (for a quick try)."""
     val_size: Float = Field(0.0, ge=0)
     """Part of the training data set aside for evaluation: a fraction below 1, or a number of rows."""
-    max_bad_rows: NonNegativeInt = 0
-    """Rows that cannot be used are skipped and reported; more of them than this stop the run."""
+    eval_on_each_dataset: Bool = False
+    """Report the loss of each evaluation data set by itself."""
+    max_bad_rows: NonNegativeInt | None = None
+    """Rows that cannot be used are skipped and reported; more of them than this are an error; null: any number."""
     preprocessing_num_workers: PositiveInt | None = None
     """Processes that prepare the data; null: one."""
     preprocessing_batch_size: PositiveInt = 1000
-    """Rows handed to a preparing process at a time."""
+    """Rows handed to a preparing process at a time; packing fills sequences within them."""
+    tokenized_path: str | None = None
+    """Folder that keeps prepared data for later runs; null: `prepared_data` in `output_dir`."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.val_size and self.eval_dataset is not None:
@@ -145,6 +157,8 @@ class TrainingConfig(Section):
     """Seed of the weights, the order of the data and everything else that is random."""
     deterministic: Bool = True
     """Use only algorithms whose results do not vary from run to run."""
+    parity: Literal["none", "llamafactory"] = "none"
+    """Reproduce another system to the digit, its quirks included."""
 
     num_train_epochs: Float = Field(3.0, gt=0)
     """Passes over the training data; fractions are allowed."""
@@ -187,15 +201,15 @@ class TrainingConfig(Section):
     """Gradients are scaled down to this norm; 0: never."""
     max_nonfinite_steps: NonNegativeInt = 3
     """Steps in a row with a loss or gradient that is not finite (they are skipped) before the run stops."""
-    router_aux_loss_coef: Float | None = Field(None, ge=0)
-    """Weight of a mixture-of-experts model's load-balancing loss; null: as the model's `config.json` has it."""
+    router_aux_loss_coef: Float = Field(0.0, ge=0)
+    """Weight of the load-balancing loss of a mixture-of-experts model; 0: without it."""
 
     logging_steps: PositiveInt = 1
     """Steps between two lines of progress."""
     eval_steps: PositiveInt | None = None
     """Steps between two evaluations; null: at the end of every epoch."""
     save_steps: NonNegativeInt = 500
-    """Steps between two checkpoints; 0: none on the way."""
+    """Steps between two checkpoints; the last step gets one too. 0: none, unless a signal stops the run."""
     save_total_limit: PositiveInt | None = 3
     """Checkpoints to keep, older ones are deleted; null: all."""
     save_only_model: Bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ def read_yaml(path: Path) -> Source:
     if not isinstance(values, dict):
         found = "the file is empty" if values is None else f"it holds {describe(values)}"
         raise ConfigError(f"{path}: expected a mapping with the sections model, data, training, ...; {found}")
-    source.values = values
+    source.values = _unshared(values)
     return source
 
 
@@ -146,9 +147,9 @@ def describe(value: Any) -> str:
     if isinstance(value, int | float):
         return f"the number {value}"
     if isinstance(value, str):
-        return f"the text {value!r}"
+        return f"the text {reprlib.repr(value)}"
     if isinstance(value, list | dict):
-        return f"the {'list' if isinstance(value, list) else 'mapping'} {value}"
+        return f"the {'list' if isinstance(value, list) else 'mapping'} {reprlib.repr(value)}"
     return f"the {type(value).__name__} {value}"
 
 
@@ -171,6 +172,11 @@ def _walk(node: yaml.Node, keys: Keys, source: Source, around: set[int]) -> None
             source.problems.append(Problem(f"line {line}", f"{name}: given twice, first in {source._places[path]}"))
         source._places[path] = f"line {line}"
         _walk(value_node, path, source, around | {id(node)})
+
+
+def _unshared(value: Any) -> Any:
+    """Mappings that an alias put in two places become two: overriding one must not change the other."""
+    return {key: _unshared(inner) for key, inner in value.items()} if isinstance(value, dict) else value
 
 
 def _reason(error: yaml.YAMLError) -> str:

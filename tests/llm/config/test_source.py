@@ -68,6 +68,14 @@ def test_anchors_and_merge_keys_work(load: Load) -> None:
     assert (config.training.seed, config.training.lr) == (2, 1e-3)
 
 
+def test_an_override_changes_one_use_of_an_anchor(load: Load, folder: Path) -> None:
+    yaml = MINIMAL.replace("dataset:", "dataset: &rows").replace("training:", "  eval_dataset: *rows\ntraining:")
+    config = load("--data.eval_dataset.num_samples=5", yaml=yaml)
+    rows = DatasetSource(file_name=str(folder / "train.jsonl"))
+    assert config.data.dataset == rows
+    assert config.data.eval_dataset == rows.model_copy(update={"num_samples": 5})
+
+
 def test_overrides_win_over_the_file_and_the_last_over_earlier_ones(load: Load) -> None:
     config = load("--training.seed=1", "--training.lr", "3e-4", "--training.seed=2", yaml=MINIMAL + "  seed: 7\n")
     assert (config.training.seed, config.training.lr) == (2, 3e-4)
