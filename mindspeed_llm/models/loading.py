@@ -49,6 +49,13 @@ def load_weights(model: PreTrainedModel, folder: str | Path, device: torch.devic
     model.__dict__["_weight_conversions"] = converted.transforms
 
 
+def check_weights(model: PreTrainedModel, folder: str | Path) -> None:
+    """Raise what ``load_weights`` would before it reads any data."""
+    template = skeleton(model)
+    with open_checkpoint(folder) as checkpoint:
+        _check(model, template, to_model_layout(template, checkpoint), folder)
+
+
 def _check(model: PreTrainedModel, template: PreTrainedModel, converted: Converted, folder: str | Path) -> None:
     state = named_state(model)
     available = {id(tensor) for name, tensor in state.items() if name in converted.tensors}
