@@ -27,8 +27,14 @@ class CMakeBuild(build_ext):
         subprocess.run([*configure, "--fresh"], check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)
 
+    def run(self) -> None:
+        super().run()
+        # `python -m mindspeed_llm.run` in a clone imports the clone's packages, so they need the extension as well.
+        if not self.inplace:
+            self.copy_extensions_to_source()
+
     def copy_extensions_to_source(self) -> None:
-        """For an editable install: next to the sources, the extension and what it was built with."""
+        """Put the extension, and what it was built with, next to the sources."""
         super().copy_extensions_to_source()
         package = self.get_finalized_command("build_py").get_package_dir("mindspeed_kernels")
         shutil.copy2(Path(self.build_lib, "mindspeed_kernels", BUILD_INFO), package)
