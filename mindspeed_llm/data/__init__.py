@@ -1,0 +1,1 @@
+"""From files of rows to micro-batches: formats, templates, packing, loaders."""

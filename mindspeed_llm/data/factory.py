@@ -1,0 +1,272 @@
+"""``DataFactory``: from the ``data`` section of a configuration to rows of token ids."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from mindspeed_llm.config import Config, DatasetSource
+from mindspeed_llm.data.cache import code_fingerprint, fingerprint, prepare_once, tokenizer_fingerprint
+from mindspeed_llm.data.chat_template import ChatTemplateEncoder
+from mindspeed_llm.data.collate import Quirks
+from mindspeed_llm.data.conversation import RowError
+from mindspeed_llm.data.encode import EncodeOptions, TemplateEncoder
+from mindspeed_llm.data.packing import cut_stream
+from mindspeed_llm.data.prepare import ChunkEncoder, ConversationChunks, Item, TextChunks, encode_chunks
+from mindspeed_llm.data.report import Report
+from mindspeed_llm.data.sources import Source, open_sources
+from mindspeed_llm.data.specs import DatasetSpec, dataset_specs
+from mindspeed_llm.data.store import RowWriter, TokenRows
+from mindspeed_llm.data.templates import SpecialToken, Style, Template, get_template
+from mindspeed_llm.data.tokenise import Tokeniser
+from mindspeed_llm.data.tools import get_tool_format
+from mindspeed_llm.errors import DataError
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows to train on and to evaluate on, and what happened on the way to them."""
+
+    train: TokenRows
+    eval: dict[str, TokenRows]
+    reports: tuple[Report, ...]
+    quirks: Quirks | None = None
+    """For the loaders, in runs that must reproduce LLaMA-Factory."""
+
+    @property
+    def report(self) -> str:
+        return "\n".join(map(str, self.reports))
+
+
+class DataFactory:
+    """Prepares the data of a run: reads, writes with the template, tokenises, cuts, packs, and stores the rows.
+
+    One process of each machine prepares, all read (see ``cache.prepare_once``), so ``create`` has no collective in it
+    and needs no rank. Rows and their order depend on the configuration alone, not on the number of workers or ranks.
+
+    ``folder`` is where prepared rows are kept, ``data.tokenized_path`` or else a folder of the run's own by default.
+    ``today`` is the date that some templates tell the model.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        folder: Path | None = None,
+        today: date | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        own_folder = Path(config.training.output_dir) / "prepared_data"
+        self.folder = folder or Path(config.data.tokenized_path or own_folder)
+        self.today = today or date.today()
+        self.llamafactory = config.training.parity == "llamafactory"
+        for module in config.model.plugins:  # may register templates
+            importlib.import_module(module)
+
+    def create(self) -> Data:
+        """The prepared data. Raises ``DataError`` when there is none, with the reasons."""
+        splits = self._splits()
+        prepared = [self._prepare(split) for split in splits]
+        data, stage = self.config.data, self.config.training.stage
+        quirks = None
+        if self.llamafactory and stage == "sft" and (data.packing or data.neat_packing):
+            quirks = Quirks(row_length=data.cutoff_len, leak=not data.neat_packing)
+        return Data(
+            train=prepared[0][0],
+            eval={split.name: rows for split, (rows, _) in zip(splits[1:], prepared[1:], strict=True)},
+            reports=tuple(report for _, report in prepared),
+            quirks=quirks,
+        )
+
+    def _splits(self) -> list[_Split]:
+        """The training rows first, then those of each evaluation data set."""
+        data = self.config.data
+        train = self._open("train", data.dataset)
+        if data.val_size:
+            held_out, kept = _hold_out(len(train.rows), data.val_size, self.config.training.seed)
+            return [train.select(kept), train.select(held_out)._replace(name="eval")]
+        if data.eval_dataset is None:
+            return [train]
+        evaluation = self._open("eval", data.eval_dataset)
+        if not data.eval_on_each_dataset:
+            return [train, evaluation]
+        return [train, *evaluation.by_dataset()]
+
+    def _open(self, name: str, dataset: str | DatasetSource) -> _Split:
+        """All rows of the data sets, one data set after the other."""
+        data, stage = self.config.data, self.config.training.stage
+        sources: list[tuple[DatasetSpec, Source]] = []
+        rows: list[np.ndarray] = []
+        for spec in dataset_specs(dataset, data.dataset_dir, stage):
+            first = len(sources)
+            sources += [(spec, source) for source in open_sources(spec.path)]
+            addresses = [_addresses(i, len(source)) for i, (_, source) in enumerate(sources[first:], start=first)]
+            rows.append(_take(np.concatenate(addresses), spec.num_samples, data.max_samples, self.config.training.seed))
+        return _Split(name, sources, np.concatenate(rows))
+
+    def _prepare(self, split: _Split) -> tuple[TokenRows, Report]:
+        folder = prepare_once(self.folder, self._key(split), partial(self._write, split))
+        return TokenRows(folder), Report.load(folder / "report.json")
+
+    def _key(self, split: _Split) -> str:
+        """Names everything that the prepared rows depend on."""
+        config = self.config
+        files = [(str(s.path.resolve()), s.path.stat().st_size, s.path.stat().st_mtime_ns) for _, s in split.sources]
+        template = get_template(config.data.template) if config.data.template else None
+        settings = config.data.model_dump(exclude={"dataset_dir", "tokenized_path", "preprocessing_num_workers"})
+        parts: list[object] = [split.name, files, settings, template, config.training.stage, self.llamafactory]
+        parts += [config.training.seed, config.model.split_special_tokens, tokenizer_fingerprint(self.tokenizer)]
+        parts += [[spec for spec, _ in split.sources], code_fingerprint()]
+        if self._writes_date(template):
+            parts.append(self.today)
+        return fingerprint(parts)
+
+    def _writes_date(self, template: Template | None) -> bool:
+        """Whether what is written differs from day to day."""
+        if template is None:
+            return "strftime_now" in str(self.tokenizer.chat_template)
+        return get_tool_format(self.config.data.tool_format or template.tools).is_dated
+
+    def _write(self, split: _Split, folder: Path) -> None:
+        data = self.config.data
+        is_text = self.config.training.stage == "pt"
+        report = Report(split.name, rows_read=len(split.rows), unused_columns=[] if is_text else split.unused_columns())
+        writer = RowWriter(folder, with_labels=not is_text)
+        chunks = encode_chunks(
+            self._encoder(),
+            split.chunks(data.preprocessing_batch_size),
+            workers=data.preprocessing_num_workers or 1,
+            total=len(split.rows),
+        )
+        for chunk in chunks:
+            writer.write(chunk.input_ids, chunk.labels, chunk.lengths, chunk.row_sizes)
+            report.add(chunk.tally)
+            self._check_bad_rows(report)
+        if is_text and not self.llamafactory:
+            writer.regroup(list(cut_stream(writer.lengths, data.cutoff_len, drop_rest=False)))
+        rows = writer.close()
+        if not len(rows):
+            raise DataError(f"data {split.name}: none of {report.rows_read} rows can be used:\n{report.why_empty()}")
+        report.rows, report.documents, report.tokens = len(rows), rows.num_documents, rows.num_tokens
+        report.targets = rows.num_targets
+        report.save(folder / "report.json")
+
+    def _check_bad_rows(self, report: Report) -> None:
+        limit = self.config.data.max_bad_rows
+        if limit is not None and report.skipped > limit:
+            raise DataError(
+                f"data {report.name}: more than data.max_bad_rows = {limit} rows cannot be used:\n{report.problems()}"
+            )
+
+    def _encoder(self) -> ChunkEncoder:
+        data, split_special_tokens = self.config.data, self.config.model.split_special_tokens
+        if self.config.training.stage == "pt":
+            return self._text_encoder()
+        # LLaMA-Factory keeps one token of a packed row free
+        packs = data.packing or data.neat_packing
+        capacity = data.cutoff_len - (packs and self.llamafactory)
+        style = Style(
+            default_system=data.default_system,
+            enable_thinking=data.enable_thinking,
+            forget_thoughts=data.mask_history,
+            tool_format=data.tool_format,
+            isolate_content=split_special_tokens,
+            today=self.today,
+            llamafactory=self.llamafactory,
+        )
+        options = EncodeOptions(
+            cutoff_len=capacity,
+            train_on_prompt=data.train_on_prompt,
+            mask_history=data.mask_history,
+            drop_overlong=data.drop_overlong,
+            llamafactory=self.llamafactory,
+            style=style,
+        )
+        if data.template is None:
+            encode = ChatTemplateEncoder(self.tokenizer, options, split_special_tokens=split_special_tokens)
+            return ConversationChunks(encode, options, capacity if packs else None)
+        template = get_template(data.template)
+        tokeniser = Tokeniser(self.tokenizer, eos=template.eos, split_special_tokens=split_special_tokens)
+        return ConversationChunks(TemplateEncoder(template, tokeniser, options), options, capacity if packs else None)
+
+    def _text_encoder(self) -> TextChunks:
+        """Documents end with the tokenizer's eos token, and begin with bos if it is a tokenizer that adds one."""
+        end = "<|end_of_text|>" if self.llamafactory and self.config.data.template == "llama3" else None
+        begins = getattr(self.tokenizer, "add_bos_token", False) and not self.llamafactory
+        return TextChunks(
+            Tokeniser(self.tokenizer, eos=end, split_special_tokens=self.config.model.split_special_tokens),
+            prefix=[SpecialToken("bos")] if begins else [],
+            suffix=[SpecialToken("eos")],
+            cutoff_len=self.config.data.cutoff_len,
+            llamafactory=self.llamafactory,
+        )
+
+
+class _Split(NamedTuple):
+    """Rows to prepare, in order: each is the position of its file in ``sources`` and its index in the file."""
+
+    name: str
+    sources: list[tuple[DatasetSpec, Source]]
+    rows: np.ndarray  # [rows, 2] int64
+
+    def select(self, order: np.ndarray) -> _Split:
+        return self._replace(rows=self.rows[order])
+
+    def by_dataset(self) -> list[_Split]:
+        names = np.array([spec.name for spec, _ in self.sources])[self.rows[:, 0]]
+        return [self._replace(name=str(name), rows=self.rows[names == name]) for name in dict.fromkeys(names)]
+
+    def chunks(self, size: int) -> Iterator[Sequence[Item]]:
+        items = (self._item(source, index) for source, index in self.rows.tolist())
+        while chunk := list(islice(items, size)):
+            yield chunk
+
+    def _item(self, position: int, index: int) -> Item:
+        spec, source = self.sources[position]
+        try:
+            return Item(spec, source.where(index), source[index])
+        except RowError as error:
+            return Item(spec, source.where(index), error)
+
+    def unused_columns(self) -> list[str]:
+        """Columns of the files' first rows that no part of a conversation is read from."""
+        unused: dict[str, None] = {}
+        for spec, source in self.sources:
+            try:
+                unused |= {column: None for column in source[0] if column not in spec.columns.values()}
+            except (RowError, IndexError):
+                continue
+        return list(unused)
+
+
+def _addresses(source: int, rows: int) -> np.ndarray:
+    return np.stack([np.full(rows, source, np.int64), np.arange(rows, dtype=np.int64)], axis=1)
+
+
+def _take(rows: np.ndarray, num_samples: int | None, max_samples: int | None, seed: int) -> np.ndarray:
+    """``num_samples`` rows at random, each once before any is taken twice; then the first ``max_samples``."""
+    if num_samples is not None and len(rows):
+        generator = np.random.default_rng(seed)
+        rounds = -(-num_samples // len(rows))
+        rows = rows[np.concatenate([generator.permutation(len(rows)) for _ in range(rounds)])[:num_samples]]
+    return rows[:max_samples]
+
+
+def _hold_out(rows: int, val_size: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the evaluation and of the training rows: the two parts of one permutation, as LLaMA-Factory has it."""
+    size = int(val_size) if val_size >= 1 else int(np.ceil(rows * val_size))
+    if size >= rows:
+        raise DataError(f"data.val_size: {val_size:g} leaves nothing of {rows} rows to train on")
+    order = np.random.default_rng(seed).permutation(rows)
+    return order[:size], order[size:]

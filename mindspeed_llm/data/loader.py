@@ -1,0 +1,153 @@
+"""The order in which rows reach the ranks: a pure function of seed, epoch and position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from mindspeed_llm.data.collate import Batch, Collator, Quirks
+from mindspeed_llm.data.store import Row
+
+
+class RowDataset(Protocol):
+    """Anything with rows in it, such as ``TokenRows``."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Row: ...
+
+
+class StepLoader:
+    """Yields, for one data-parallel rank, the micro-batches of one optimizer step after the other.
+
+    Epoch *e* goes through ``torch.randperm(n)`` seeded with ``seed + e`` (through ``range(n)`` without ``shuffle``).
+    Global micro-batch *g* takes the next ``world_size * batch_size`` rows, rank *r* the *r*-th run of ``batch_size``
+    of them, and a step is ``accumulation`` micro-batches ::
+
+        rows in order   0 1 2 3 | 4 5 6 7 | 8 9          batch_size 2, world_size 2, accumulation 2
+        rank 0          0 1       4 5     | 8 9
+        rank 1              2 3       6 7 | (no rows: a batch without targets)
+                        `--- step 0 ----' ` step 1
+
+    Every row is used once per epoch; the last micro-batch may have fewer rows and the last step fewer micro-batches
+    (``drop_last`` leaves out the micro-batch that is not full on every rank). All ranks get equally many micro-batches.
+
+    Iterating goes from the present position to the end of the epoch; the next iteration is the next epoch.
+    ``state_dict()`` at any time names the step that comes next, whatever was prefetched.
+    """
+
+    def __init__(
+        self,
+        dataset: RowDataset,
+        *,
+        batch_size: int,
+        accumulation: int = 1,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        pad_token_id: int,
+        pad_to_multiple: int = 8,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        quirks: Quirks | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.accumulation = accumulation
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.num_workers = num_workers
+        self.epoch = 0
+        self.step = 0  # within the epoch, the next one
+        self._collate = Collator(pad_token_id, pad_to_multiple, quirks)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches per epoch, the same on every rank."""
+        return _num_micro_batches(len(self.dataset), self.batch_size * self.world_size, self.drop_last)
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return -(-self.num_micro_batches // self.accumulation)
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        if self.step >= len(self):
+            self.epoch, self.step = self.epoch + 1, 0
+        rows = self.micro_batch_rows(self.epoch)[self.step * self.accumulation :]
+        batches = iter(_batches(self.dataset, rows, self._collate, self.num_workers))
+        while self.step < len(self):
+            size = min(self.accumulation, self.num_micro_batches - self.step * self.accumulation)
+            window = [next(batches) for _ in range(size)]
+            self.step += 1  # before the step is taken: a checkpoint written after it must not repeat it
+            yield window
+
+    def micro_batch_rows(self, epoch: int) -> list[list[int]]:
+        """The rows of every micro-batch of this rank in an epoch."""
+        rows = len(self.dataset)
+        if self.shuffle:
+            order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed + epoch)).tolist()
+        else:
+            order = list(range(rows))
+        return _rank_rows(order, self.num_micro_batches, self.batch_size, self.rank, self.world_size)
+
+    def state_dict(self) -> dict[str, int]:
+        """Epoch and step that come next."""
+        if self.step >= len(self):
+            return {"epoch": self.epoch + 1, "step": 0}
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.step = state["epoch"], state["step"]
+
+
+class EvalLoader:
+    """Yields every row once over all ranks, in order; all ranks get equally many batches, some without targets."""
+
+    def __init__(
+        self,
+        dataset: RowDataset,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        pad_token_id: int,
+        pad_to_multiple: int = 8,
+        num_workers: int = 0,
+        quirks: Quirks | None = None,
+    ) -> None:
+        count = _num_micro_batches(len(dataset), batch_size * world_size, drop_last=False)
+        self._rows = _rank_rows(range(len(dataset)), count, batch_size, rank, world_size)
+        self._dataset = dataset
+        self._num_workers = num_workers
+        self._collate = Collator(pad_token_id, pad_to_multiple, quirks)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(_batches(self._dataset, self._rows, self._collate, self._num_workers))
+
+
+def _num_micro_batches(rows: int, rows_per_micro_batch: int, drop_last: bool) -> int:
+    return rows // rows_per_micro_batch if drop_last else -(-rows // rows_per_micro_batch)
+
+
+def _rank_rows(order: Sequence[int], count: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
+    starts = ((micro_batch * world_size + rank) * batch_size for micro_batch in range(count))
+    return [list(order[start : start + batch_size]) for start in starts]
+
+
+def _batches(dataset: RowDataset, rows: list[list[int]], collate: Collator, num_workers: int) -> DataLoader[Batch]:
+    return DataLoader(
+        dataset,  # type: ignore[arg-type]
+        batch_sampler=rows,
+        collate_fn=collate,
+        num_workers=num_workers,
+        generator=torch.Generator(),  # so that iterating does not draw from the global one, which dropout uses
+    )

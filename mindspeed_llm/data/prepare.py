@@ -1,0 +1,192 @@
+"""Rows to token rows: encode chunks of them, in parallel if asked, pack, write, and keep count."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from mindspeed_llm.data.conversation import Conversation, RowError
+from mindspeed_llm.data.encode import IGNORE, ConversationEncoder, Document, EncodeOptions
+from mindspeed_llm.data.formats import read_conversation
+from mindspeed_llm.data.packing import cut_stream, greedy_knapsack
+from mindspeed_llm.data.report import Problem, Tally
+from mindspeed_llm.data.specs import DatasetSpec
+from mindspeed_llm.data.templates import Content, Piece
+from mindspeed_llm.data.tokenise import Tokeniser
+
+logger = logging.getLogger(__name__)
+
+
+class Item(NamedTuple):
+    """A raw row, or the reason why it could not even be read."""
+
+    spec: DatasetSpec
+    where: str
+    row: dict[str, Any] | RowError
+
+
+@dataclass
+class Chunk:
+    """A number of encoded rows, in the layout of ``RowWriter.write``."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray | None
+    lengths: list[int]
+    row_sizes: list[int]
+    tally: Tally = field(default_factory=Tally)
+
+
+class ChunkEncoder(Protocol):
+    """Encodes rows that belong together; what it makes of them does not depend on the process it runs in."""
+
+    def __call__(self, items: Sequence[Item]) -> Chunk: ...
+
+
+@dataclass
+class ConversationChunks:
+    """Supervised fine-tuning: rows become conversations, then documents, packed within the chunk up to ``capacity``."""
+
+    encode: ConversationEncoder
+    options: EncodeOptions
+    capacity: int | None = None
+
+    def __call__(self, items: Sequence[Item]) -> Chunk:
+        tally = Tally()
+        documents = [document for document in self._documents(items, tally) if self._keeps(document, tally)]
+        rows = [[index] for index in range(len(documents))]
+        if self.capacity:
+            rows = greedy_knapsack([len(document.input_ids) for document in documents], self.capacity)
+        ordered = [documents[index] for row in rows for index in row]
+        return Chunk(
+            input_ids=_join([document.input_ids for document in ordered]),
+            labels=_join([document.labels for document in ordered]),
+            lengths=[len(document.input_ids) for document in ordered],
+            row_sizes=[len(row) for row in rows],
+            tally=tally,
+        )
+
+    def _documents(self, items: Sequence[Item], tally: Tally) -> list[Document]:
+        places: list[str] = []
+        conversations: list[Conversation] = []
+        for spec, where, row in items:
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                conversations.append(read_conversation(row, spec, llamafactory=self.options.llamafactory))
+                places.append(where)
+            except RowError as error:
+                tally.problems.append(Problem(where, str(error)))
+        documents: list[Document] = []
+        for where, encoded in zip(places, self.encode(conversations), strict=True):
+            if isinstance(encoded, RowError):
+                tally.problems.append(Problem(where, str(encoded)))
+            else:
+                tally.split += len(encoded) > 1
+                documents += encoded
+        return documents
+
+    def _keeps(self, document: Document, tally: Tally) -> bool:
+        if document.is_truncated and self.options.drop_overlong:
+            tally.overlong += 1
+            return False
+        if not self.options.llamafactory and not (document.labels[1:] != IGNORE).any():
+            tally.unlabelled += 1
+            return False
+        tally.truncated += document.is_truncated
+        return True
+
+
+@dataclass
+class TextChunks:
+    """Pretraining: every text and the eos token after it, a document each; everything is trained on."""
+
+    tokenise: Tokeniser
+    prefix: Sequence[Piece]
+    suffix: Sequence[Piece]
+    cutoff_len: int
+    llamafactory: bool = False
+
+    def __call__(self, items: Sequence[Item]) -> Chunk:
+        tally = Tally()
+        texts = []
+        for spec, where, row in items:
+            try:
+                texts.append(self._text(spec, row))
+            except RowError as error:
+                tally.problems.append(Problem(where, str(error)))
+        documents = self.tokenise([*self.prefix, Content(text), *self.suffix] for text in texts)
+        input_ids = _join([np.array(document, np.int32) for document in documents])
+        lengths = [len(document) for document in documents]
+        if self.llamafactory:  # a chunk is cut by itself, its rest lost, and documents are not told apart
+            lengths = [sum(row) for row in cut_stream([sum(lengths)], self.cutoff_len, drop_rest=True)]
+            input_ids = input_ids[: sum(lengths)]
+        return Chunk(input_ids, None, lengths, [1] * len(lengths), tally)
+
+    def _text(self, spec: DatasetSpec, row: dict[str, Any] | RowError) -> str:
+        if isinstance(row, RowError):
+            raise row
+        column = spec.column("prompt") or "text"
+        if column not in row:
+            raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row))}")
+        text = row[column]
+        if not isinstance(text, str):
+            raise RowError(f"column {column!r} is not text but {type(text).__name__}")
+        if not text.strip() and not self.llamafactory:
+            raise RowError(f"column {column!r} is blank")
+        return text
+
+
+def encode_chunks(
+    encoder: ChunkEncoder, chunks: Iterable[Sequence[Item]], *, workers: int, total: int
+) -> Iterator[Chunk]:
+    """The encoded chunks, in order; in ``workers`` processes if there are more than one."""
+    last_report, done = time.monotonic(), 0
+    for chunk, size in _in_order(encoder, chunks, workers):
+        yield chunk
+        done += size
+        if time.monotonic() - last_report > 10:
+            last_report = time.monotonic()
+            logger.info("data: %d of %d rows prepared", done, total)
+
+
+def _in_order(encoder: ChunkEncoder, chunks: Iterable[Sequence[Item]], workers: int) -> Iterator[tuple[Chunk, int]]:
+    if workers == 1:
+        for items in chunks:
+            yield encoder(items), len(items)
+        return
+    # A fork server: a process of many threads (Rust's, the process group's) must not be forked itself.
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(workers, context, initializer=_initialise, initargs=(encoder,)) as pool:
+        pending: deque[tuple[Future[Chunk], int]] = deque()
+        for items in chunks:
+            pending.append((pool.submit(_encode_here, list(items)), len(items)))
+            if len(pending) > 2 * workers:
+                future, size = pending.popleft()
+                yield future.result(), size
+        for future, size in pending:
+            yield future.result(), size
+
+
+_encoder_here: Callable[[Sequence[Item]], Chunk] | None = None  # in a worker: pickled once, not with every chunk
+
+
+def _initialise(encoder: ChunkEncoder) -> None:
+    global _encoder_here
+    _encoder_here = encoder
+
+
+def _encode_here(items: Sequence[Item]) -> Chunk:
+    assert _encoder_here is not None
+    return _encoder_here(items)
+
+
+def _join(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.zeros(0, np.int32)

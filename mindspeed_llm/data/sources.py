@@ -1,0 +1,202 @@
+"""Files of rows: json, jsonl, parquet, csv, arrow and txt, each row with the place it came from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import mmap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mindspeed_llm.data.conversation import RowError
+from mindspeed_llm.errors import DataError
+
+Row = dict[str, Any]
+_BOM = b"\xef\xbb\xbf"
+
+
+class Source(Protocol):
+    """Rows of one file. ``source[i]`` raises ``RowError`` if the row is broken; ``where(i)`` names file and line."""
+
+    path: Path
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Row: ...
+    def where(self, index: int) -> str: ...
+
+
+class _Lines:
+    """A text file read line by line through a memory map; blank lines are no rows. Lines are parsed when asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            is_empty = not file.read(1)
+            self._bytes: mmap.mmap | bytes = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        start = len(_BOM) if self._bytes[:3] == _BOM else 0
+        ends = self._line_ends()
+        starts = np.concatenate([[start], ends[:-1] + 1]).astype(np.int64)
+        has_text = ends > starts
+        for line in np.flatnonzero(has_text & (ends - starts <= 8)):
+            has_text[line] = not self._bytes[starts[line] : ends[line]].isspace()
+        self._numbers = np.flatnonzero(has_text)  # of the lines that are rows, from 0
+        self._starts, self._ends = starts[has_text], ends[has_text]
+
+    def _line_ends(self) -> np.ndarray:
+        """Offsets of the ends of all lines, int64."""
+        view = np.frombuffer(self._bytes, np.uint8)
+        step = 1 << 26  # bounds the memory of the comparison
+        found = [np.flatnonzero(view[i : i + step] == ord("\n")) + i for i in range(0, len(view), step)]
+        ends = np.concatenate(found) if found else np.zeros(0, np.int64)
+        if len(view) and view[-1] != ord("\n"):
+            ends = np.append(ends, len(view))
+        return ends.astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def where(self, index: int) -> str:
+        return f"{self.path}:{self._numbers[index] + 1}"
+
+    def text(self, index: int) -> str:
+        line = self._bytes[self._starts[index] : self._ends[index]]
+        try:
+            return line.decode("utf-8").rstrip("\r")
+        except UnicodeDecodeError as error:
+            offset = int(self._starts[index]) + error.start
+            raise RowError(f"byte 0x{line[error.start]:02x} at offset {offset} of the file is not UTF-8") from None
+
+
+class JsonLines(_Lines):
+    """One JSON object per line."""
+
+    def __getitem__(self, index: int) -> Row:
+        try:
+            value = json.loads(self.text(index))
+        except json.JSONDecodeError as error:
+            raise RowError(f"not JSON: {error.msg} at column {error.colno}") from None
+        if not isinstance(value, dict):
+            raise RowError(f"not a JSON object but {type(value).__name__}")
+        return value
+
+
+class TextLines(_Lines):
+    """One document per line, as ``{"text": line}``."""
+
+    def __getitem__(self, index: int) -> Row:
+        return {"text": self.text(index)}
+
+
+class Rows:
+    """Rows that are all in memory; ``lines`` are their line numbers, where the file has lines."""
+
+    def __init__(self, path: Path, rows: Sequence[Any], lines: Sequence[int] | None = None) -> None:
+        self.path, self._rows, self._lines = path, rows, lines
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        row = self._rows[index]
+        if not isinstance(row, dict):
+            raise RowError(f"not a JSON object but {type(row).__name__}")
+        return row
+
+    def where(self, index: int) -> str:
+        return f"{self.path}:{self._lines[index]}" if self._lines else f"{self.path}: row {index + 1}"
+
+
+class ArrowRows:
+    """Rows of a columnar file."""
+
+    def __init__(self, path: Path, table: pa.Table) -> None:
+        self.path, self._table = path, table
+
+    def __len__(self) -> int:
+        return self._table.num_rows
+
+    def __getitem__(self, index: int) -> Row:
+        return self._table.slice(index, 1).to_pylist()[0]
+
+    def where(self, index: int) -> str:
+        return f"{self.path}: row {index + 1}"
+
+
+def _decode(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}:{line}: byte 0x{content[error.start]:02x} at offset {error.start} is not UTF-8. Convert the file, "
+            "for example with iconv."
+        ) from None
+
+
+def _read_json(path: Path) -> Source:
+    """A JSON array of objects, or JSON lines under the name .json."""
+    with path.open("rb") as file:
+        if not file.read(4096).removeprefix(_BOM).lstrip().startswith(b"["):
+            return JsonLines(path)
+    try:
+        return Rows(path, json.loads(_decode(path)))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+
+
+def _read_csv(path: Path) -> Source:
+    reader = csv.DictReader(io.StringIO(_decode(path), newline=""))
+    rows, lines = [], []
+    for row in reader:
+        rows.append(row)
+        lines.append(reader.line_num)
+    return Rows(path, rows, lines)
+
+
+def _read_parquet(path: Path) -> Source:
+    try:
+        return ArrowRows(path, pq.read_table(path, memory_map=True))
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: not a parquet file: {error}") from None
+
+
+def _read_arrow(path: Path) -> Source:
+    mapped = pa.memory_map(str(path))
+    try:
+        try:
+            return ArrowRows(path, pa.ipc.open_stream(mapped).read_all())
+        except pa.ArrowInvalid:
+            return ArrowRows(path, pa.ipc.open_file(mapped).read_all())
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: not an arrow file: {error}") from None
+
+
+_READERS: dict[str, Callable[[Path], Source]] = {
+    ".json": _read_json,
+    ".jsonl": JsonLines,
+    ".parquet": _read_parquet,
+    ".csv": _read_csv,
+    ".arrow": _read_arrow,
+    ".txt": TextLines,
+}
+
+
+def open_sources(path: Path) -> list[Source]:
+    """The file, or all data files of the folder and its subfolders in the order of their names."""
+    files = [path]
+    if path.is_dir():
+        found = (file for file in path.rglob("*") if file.suffix in _READERS and file.name != "dataset_info.json")
+        files = sorted(file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts))
+    if not files:
+        raise DataError(f"{path}: no data file in this folder; known are {', '.join(_READERS)}.")
+    for file in files:
+        if file.suffix not in _READERS:
+            raise DataError(f"{file}: unknown kind of data file {file.suffix!r}; known are {', '.join(_READERS)}.")
+    return [_READERS[file.suffix](file) for file in files]
