@@ -104,6 +104,9 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "parallel.chunk_mbs_arg_indexs": OriginalKey(_CHUNKS, ANY),
     "parallel.chunk_mbs_kwarg_names": OriginalKey(_CHUNKS, ANY),
     # training
+    "training.optimizer": OriginalKey(
+        "AdamW, always in one fused pass, is the only optimizer so far", ("adamw", "fused_adamw")
+    ),
     "training.calculate_per_token_loss": OriginalKey("the loss is always the mean over all targets of a step", ANY),
     "training.log_throughput": OriginalKey("speed and MFU are always logged", ANY),
     "training.log_cpu_memory": OriginalKey("use a monitor of the system", OFF),
@@ -145,7 +148,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
 }
 
 UNSUPPORTED_VALUES: dict[tuple[str, Any], str] = {
-    ("training.optimizer", "muon"): "Muon is not supported yet; use adamw",
     ("training.parity", "llamafactory"): "not supported yet: so far only the data is prepared as LLaMA-Factory does",
     ("training.parity", "megatron"): "not supported yet",
 }

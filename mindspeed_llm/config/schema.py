@@ -86,7 +86,7 @@ class DataConfig(Section):
     drop_overlong: Bool = False
     """Leave out conversations that are longer than `cutoff_len` instead of cutting them off."""
     tool_format: str | None = None
-    """How tools and calls of them are written (`default`, `qwen`, `llama3`, `mistral`, `glm4`); null: the template's."""
+    """How tool calls are written (`default`, `qwen`, `llama3`, `mistral`, `glm4`); null: as the template does."""
     default_system: str | None = None
     """System prompt of conversations that have none; null: the template's."""
     enable_thinking: Bool | None = True
@@ -177,8 +177,6 @@ class TrainingConfig(Section):
     dataloader_drop_last: Bool = False
     """Leave out the last, smaller step of an epoch."""
 
-    optimizer: Literal["adamw", "fused_adamw"] = "adamw"
-    """The optimizer; norms and biases get no weight decay."""
     lr: Float = Field(1e-5, ge=0)
     """Peak learning rate."""
     lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
@@ -190,7 +188,7 @@ class TrainingConfig(Section):
     min_lr: Float = Field(1e-6, ge=0)
     """Learning rate at the end of the schedule (cosine and linear)."""
     weight_decay: Float = Field(0.01, ge=0)
-    """Decoupled weight decay."""
+    """Decoupled weight decay of AdamW; norms and biases get none."""
     adam_beta1: Float = Field(0.9, ge=0, lt=1)
     """Decay of the mean of the gradients."""
     adam_beta2: Float = Field(0.95, ge=0, lt=1)
