@@ -69,7 +69,7 @@ class Collator:
             labels=torch.from_numpy(labels),
             position_ids=torch.from_numpy(position_ids),
         )
-        is_packed = any(len(row["lengths"]) > 1 for row in rows)
+        is_packed = self.quirks is not None or any(len(row["lengths"]) > 1 for row in rows)
         if self.quirks and self.quirks.leak:
             batch["attention_mask"] = torch.ones(shape, dtype=torch.int64)
         elif rows and not is_packed and not attention_mask.all():

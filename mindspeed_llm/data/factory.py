@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -30,6 +29,7 @@ from mindspeed_llm.data.templates import SpecialToken, Style, Template, get_temp
 from mindspeed_llm.data.tokenise import Tokeniser
 from mindspeed_llm.data.tools import get_tool_format
 from mindspeed_llm.errors import DataError
+from mindspeed_llm.models.registry import import_plugins
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ class DataFactory:
         self.folder = folder or Path(config.data.tokenized_path or own_folder)
         self.today = today or date.today()
         self.llamafactory = config.training.parity == "llamafactory"
-        for module in config.model.plugins:  # may register templates
-            importlib.import_module(module)
+        import_plugins(config.model.plugins)  # may register templates
 
     def create(self) -> Data:
         """The prepared data. Raises ``DataError`` when there is none, with the reasons."""
