@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from mindspeed_llm.config import Config, TrainingConfig, load_config
+from tests.distributed import REPOSITORY
 from tests.llm.config.conftest import MINIMAL
 
 Load = Callable[..., Config]
@@ -192,3 +193,9 @@ def test_sections_check_themselves_and_cannot_be_changed() -> None:
         TrainingConfig(output_dir="out", warmup_ratio=0.1, warmup_steps=3)
     with pytest.raises(ValidationError, match="frozen"):
         TrainingConfig(output_dir="out").lr = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("examples/**/*.yaml")), ids=lambda path: path.name)
+def test_shipped_files_load(path: Path, folder: Path) -> None:
+    """Whatever folder they are run from; the model of one is made by a script first."""
+    load_config(path, [f"--model.model_name_or_path={folder / 'model'}"])

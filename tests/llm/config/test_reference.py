@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def test_the_page_describes_types_defaults_and_limits() -> None:
     assert "| `parallel.tp_size` | `1` | tensor parallelism" in page
 
 
+@cache
 def keys_read() -> set[tuple[str, str]]:
     """``(owner, name)`` of every attribute that the package reads outside of the schema, such as ``training.lr``."""
     reads: set[tuple[str, str]] = set()
