@@ -1,0 +1,277 @@
+"""The training run, from configuration to exported model, readable from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from mindspeed_llm.accumulate import StepCounts, count_step, forward_backward
+from mindspeed_llm.batch import num_targets, to_device
+from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState
+from mindspeed_llm.checkpoint.export import export_hf
+from mindspeed_llm.config import Config
+from mindspeed_llm.data.collate import Batch, padding_token
+from mindspeed_llm.data.factory import DataFactory
+from mindspeed_llm.data.loader import EvalLoader, StepLoader
+from mindspeed_llm.data.render import render_first_sample
+from mindspeed_llm.flops import count_training_flops
+from mindspeed_llm.foundation import device as devices
+from mindspeed_llm.foundation.distributed import Distributed, start
+from mindspeed_llm.foundation.seed import set_seed
+from mindspeed_llm.foundation.signals import StopRequest, stop_on_signal
+from mindspeed_llm.logging import logger, set_up_logging
+from mindspeed_llm.loss import cross_entropy_sum
+from mindspeed_llm.metrics import Metrics, NoMetrics
+from mindspeed_llm.models.factory import ModelFactory
+from mindspeed_llm.models.fused import fuse_operators
+from mindspeed_llm.models.initialize import initialize_weights
+from mindspeed_llm.models.loading import load_weights
+from mindspeed_llm.optim.clip import clip_gradients
+from mindspeed_llm.optim.optimizer import OptimizerFactory
+from mindspeed_llm.optim.scheduler import SchedulerFactory, set_step
+from mindspeed_llm.parallel.fsdp import DTYPES
+from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.parallelize import parallelize
+from mindspeed_llm.sample import sample_answer
+
+
+def train(config: Config) -> None:
+    """Run the whole configuration on this rank: build, train, export."""
+    with start() as distributed:
+        set_up_logging(distributed.rank)
+        trainer = Trainer(config, distributed)
+        trainer.resume()
+        with stop_on_signal(config.training.save_on_signal) as stop:
+            finished = trainer.train(stop)
+        if finished:
+            trainer.export()
+
+
+class Trainer:
+    """Owns everything that a run is made of, and the loop over it."""
+
+    def __init__(self, config: Config, distributed: Distributed) -> None:
+        self.config = config
+        self.distributed = distributed
+        self.device = distributed.device
+        self.output_dir = Path(config.training.output_dir)
+        self.step = 0  # optimizer steps done
+        self.nonfinite_steps = 0  # the last so many in a row were skipped
+        set_seed(config.training.seed, deterministic=config.training.deterministic)
+        self._build_data()
+        self._build_model()
+        self._build_optimizer()
+        self.checkpointer = Checkpointer(
+            self.output_dir, config.training.save_total_limit, model_only=config.training.save_only_model
+        )
+        if distributed.is_main:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            (self.output_dir / "config.yaml").write_text(config.dump_yaml(), encoding="utf-8")
+
+    # ---- construction -------------------------------------------------------------------------------------------
+
+    def _build_data(self) -> None:
+        training = self.config.training
+        self.model_factory = ModelFactory(self.config.model)
+        self.tokenizer = self.model_factory.create_tokenizer()
+        data = DataFactory(self.config, self.tokenizer).create()
+        logger.info("%s\n%s", data.report, render_first_sample(data.train, self.tokenizer))
+        options = {
+            "pad_token_id": padding_token(self.tokenizer),
+            "rank": self.distributed.rank,
+            "world_size": self.distributed.world_size,
+            "num_workers": training.dataloader_num_workers,
+        }
+        self.loader = StepLoader(
+            data.train,
+            batch_size=training.per_device_train_batch_size,
+            accumulation=training.gradient_accumulation_steps,
+            seed=training.seed,
+            shuffle=not training.disable_shuffling,
+            drop_last=training.dataloader_drop_last,
+            **options,
+        )
+        self.eval_loaders = {
+            name: EvalLoader(rows, batch_size=training.per_device_eval_batch_size, **options)
+            for name, rows in data.eval.items()
+        }
+        steps = training.max_steps if training.max_steps > 0 else training.num_train_epochs * len(self.loader)
+        self.total_steps = math.ceil(steps)
+
+    def _build_model(self) -> None:
+        """On the meta device first; weights go straight into the shards once the model is cut."""
+        model = self.model_factory.create()
+        self.flops = count_training_flops(model)
+        self.peak_flops = devices.peak_flops(self.device, DTYPES[self.config.parallel.param_dtype])
+        fuse_operators(model, self.config.optimization)
+        mesh = build_mesh(self.config.parallel, self.distributed.world_size, self.device)
+        parallelize(model, mesh, self.config.parallel)
+        if self.config.model.train_from_scratch:
+            initialize_weights(model, self.config.training.seed, self.device)
+        else:
+            load_weights(model, self.config.model.model_name_or_path, self.device)
+        # Mixture-of-experts models of transformers compute their balancing loss only when asked for router logits.
+        if self.config.training.router_aux_loss_coef:
+            model.config.output_router_logits = True
+        self.model = model
+
+    def _build_optimizer(self) -> None:
+        self.optimizer = OptimizerFactory(self.config.training).create(self.model)
+        self.scheduler = SchedulerFactory(self.config.training).create(self.optimizer, self.total_steps)
+
+    # ---- the loop -----------------------------------------------------------------------------------------------
+
+    def train(self, stop: StopRequest) -> bool:
+        """Take the remaining steps. Returns False when a signal ended the run early (a checkpoint is then written)."""
+        save_steps, eval_steps = self.config.training.save_steps, self.config.training.eval_steps or len(self.loader)
+        with self._metrics() as metrics:
+            for window in self._windows():
+                record = self.train_step(window, stop)
+                stopping, last = record.pop("stop"), self.step == self.total_steps
+                if self._is_due(eval_steps) or last:
+                    record |= self.evaluate()
+                metrics.log(record)
+                if stopping or self._is_due(save_steps) or (last and save_steps):
+                    self.save()
+                if stopping and not last:
+                    logger.info("stopped by a signal after step %d; resume_from_checkpoint: auto goes on", self.step)
+                    return False
+        return True
+
+    def train_step(self, window: list[Batch], stop: StopRequest) -> dict:
+        """One optimizer step over the micro-batches of ``window``; returns its record of metrics."""
+        started = time.perf_counter()
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        counts = count_step(window, self.distributed)
+        loss, aux_loss = forward_backward(self.model, window, counts, self.config.training.router_aux_loss_coef or 0.0)
+        grad_norm = clip_gradients(self.model.parameters(), self.config.training.max_grad_norm)
+        loss, aux_loss, stopping = self.distributed.sum([loss, aux_loss, float(stop.requested)])
+        finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.step += 1
+        self._watch_nonfinite(finite)
+        devices.synchronize(self.device)
+        return self._record(counts, loss, aux_loss, grad_norm, learning_rate, time.perf_counter() - started) | {
+            "stop": stopping > 0
+        }
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Token-weighted loss over every row of each evaluation set."""
+        self.model.eval()
+        losses = {}
+        for name, loader in self.eval_loaders.items():
+            total, targets = 0.0, 0
+            for batch in loader:
+                targets += num_targets(batch)
+                total += cross_entropy_sum(self.model, to_device(batch, self.device))[0].item()
+            total, targets = self.distributed.sum([total, targets])
+            losses["eval_loss" if len(self.eval_loaders) == 1 else f"eval_loss_{name}"] = total / max(targets, 1)
+        self.model.train()
+        return losses
+
+    # ---- checkpoints --------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on from ``training.resume_from_checkpoint``; ``auto`` without any complete checkpoint starts afresh."""
+        wanted = self.config.training.resume_from_checkpoint
+        path = self.checkpointer.latest() if wanted == "auto" else wanted
+        if path is not None:
+            self.checkpointer.load(Path(path), self._state())
+            logger.info("resumed from %s after step %d", path, self.step)
+
+    def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one."""
+        self.checkpointer.save(self.step, self._state())
+
+    def export(self) -> None:
+        """Write the trained model as a Hugging Face folder, and show what it answers now."""
+        training, folder = self.config.training, self.output_dir / "hf"
+        if not training.save_hf_weights:
+            return
+        export_hf(self.model, self.tokenizer, folder)
+        logger.info("exported to %s", folder)
+        if training.sample_prompt is not None and self.distributed.is_main:
+            answer = sample_answer(
+                folder,
+                training.sample_prompt,
+                chat=training.stage == "sft",
+                trust_remote_code=self.config.model.trust_remote_code,
+            )
+            print(f"> {training.sample_prompt}\n{answer}")
+
+    def state_dict(self) -> dict:
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.step = state["step"]
+        set_step(self.scheduler, self.step)
+
+    def _state(self) -> TrainingState:
+        return TrainingState(self.model, self.optimizer, {"trainer": self, "loader": self.loader})
+
+    # ---- small parts --------------------------------------------------------------------------------------------
+
+    def _windows(self) -> Iterator[list[Batch]]:
+        """Micro-batches of every step that is left, epoch after epoch."""
+        while self.step < self.total_steps:
+            for window in self.loader:
+                yield window
+                if self.step == self.total_steps:
+                    return
+
+    def _metrics(self) -> Metrics | NoMetrics:
+        if not self.distributed.is_main:
+            return NoMetrics()
+        return Metrics(
+            self.output_dir,
+            first_step=self.step,
+            total_steps=self.total_steps,
+            logging_steps=self.config.training.logging_steps,
+        )
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _watch_nonfinite(self, finite: bool) -> None:
+        """A step that is not finite was skipped on all ranks; too many in a row mean that the run is broken."""
+        self.nonfinite_steps = 0 if finite else self.nonfinite_steps + 1
+        if finite:
+            return
+        limit = self.config.training.max_nonfinite_steps
+        logger.warning("step %d skipped: loss or gradient norm is not finite", self.step)
+        if self.nonfinite_steps > limit:
+            raise FloatingPointError(
+                f"{self.nonfinite_steps} steps in a row with a loss or gradient norm that is not finite "
+                f"(training.max_nonfinite_steps is {limit}): lower training.lr or look at the data"
+            )
+
+    def _record(
+        self, counts: StepCounts, loss: float, aux_loss: float, grad_norm: float, learning_rate: float, seconds: float
+    ) -> dict:
+        flops = self.flops.of(counts.tokens, counts.attended_pairs)
+        peak = self.peak_flops and self.peak_flops * self.distributed.world_size
+        record = {
+            "step": self.step,
+            "epoch": round(self.step / len(self.loader), 6),
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": learning_rate,
+            "tokens": int(counts.tokens),
+            "label_tokens": int(counts.targets),
+            "step_time": seconds,
+            "tokens_per_second": counts.tokens / seconds,
+            "mfu": flops / seconds / peak if peak else None,
+            "memory_gib": devices.peak_memory_gib(self.device),
+        }
+        if self.config.training.router_aux_loss_coef:
+            record["aux_loss"] = aux_loss
+        # JSON has no NaN: a value that is not finite is null, never 0.
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
