@@ -33,6 +33,7 @@ class OriginalKey:
 
 
 _LOCAL = "models and tokenizers are read from local folders; download first, for instance with `hf download`"
+_FILES = "data sets are read from local files; download first and give the file or folder as file_name"
 _TOKENS = "tokens are not added while training; save the extended tokenizer and model once and name that folder"
 _QUANTISED = "quantised training is not supported"
 _TP = "tensor parallelism is not supported; shard with parallel.fsdp_size"
@@ -145,6 +146,21 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "optimization.gdn_chunk_size": OriginalKey(_GDN, ANY),
     "optimization.chunk_loss_size": OriginalKey("a loss computed in chunks is not supported yet"),
     "optimization.fix_router": OriginalKey("benchmark routing is not supported yet", OFF),
+}
+
+_OF_A_DATASET = {
+    "ranking": OriginalKey("preference pairs need a preference loss, which this trainer does not have", OFF),
+    "split": OriginalKey(_FILES, ("train",)),
+    "subset": OriginalKey(_FILES),
+    "folder": OriginalKey(_FILES),
+    "script_url": OriginalKey(_FILES),
+    "cloud_file_name": OriginalKey(_FILES),
+    "hf_hub_url": OriginalKey(_FILES),
+    "ms_hub_url": OriginalKey(_FILES),
+    "om_hub_url": OriginalKey(_FILES),
+}
+ORIGINAL_KEYS |= {
+    f"data.{name}.{key}": what for name in ("dataset", "eval_dataset") for key, what in _OF_A_DATASET.items()
 }
 
 UNSUPPORTED_VALUES: dict[tuple[str, Any], str] = {

@@ -88,7 +88,7 @@ def test_a_published_file_loads_unchanged(load: Load) -> None:
     assert "tp_size" not in config.dump_yaml()
 
 
-@pytest.mark.parametrize("key", [key for key in ORIGINAL_KEYS if key != "inference"])
+@pytest.mark.parametrize("key", [key for key in ORIGINAL_KEYS if not key.startswith(("inference", "data.eval"))])
 def test_what_asks_for_nothing_is_accepted(key: str, load: Load) -> None:
     accepted = ORIGINAL_KEYS[key].accepted
     for value in accepted if isinstance(accepted, tuple) else ("whatever",):
@@ -99,7 +99,7 @@ def test_what_asks_for_nothing_is_accepted(key: str, load: Load) -> None:
 @pytest.mark.parametrize("key", [key for key, what in ORIGINAL_KEYS.items() if isinstance(what.accepted, tuple)])
 def test_what_is_not_supported_says_so(key: str, error: Error) -> None:
     override = f"--{key}=surprise" if "." in key else f"--{key}.max_new_tokens=1"
-    assert error(override) == f"run.yaml: {override}: {key}: {ORIGINAL_KEYS[key].reason}"
+    assert f"{override}: {key}: {ORIGINAL_KEYS[key].reason}" in error(override)
 
 
 @pytest.mark.parametrize(
