@@ -30,12 +30,12 @@ RECORD = {
 }
 
 
-def train(name: str, output_dir: Path, *overrides: str) -> str:
-    """Run an example with overrides; returns everything it printed."""
+def train(name: str, output_dir: Path, *overrides: str, timeout: float = 240) -> str:
+    """Run an example with overrides; returns what it printed."""
     command = [sys.executable, "-m", "mindspeed_llm.run", str(EXAMPLES / name), f"--training.output_dir={output_dir}"]
-    process = run([*command, *overrides], timeout=240)
+    process = run([*command, *overrides], timeout=timeout)
     assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout + process.stderr
+    return process.stdout
 
 
 def read_records(output_dir: Path) -> list[dict]:
@@ -93,7 +93,7 @@ def test_export_loads_in_plain_transformers(short_run: tuple[Path, str]) -> None
 def test_exported_model_answers_at_the_end(short_run: tuple[Path, str]) -> None:
     _, printed = short_run
     question, answer = printed.rstrip().splitlines()[-2:]
-    assert question.endswith("What is the capital of France?")
+    assert question == "> What is the capital of France?"
     assert "capital" in answer  # 60 steps teach the form of an answer; the whole example teaches the city
 
 
@@ -101,7 +101,8 @@ def test_pretraining_learns_from_raw_text(tmp_path: Path) -> None:
     printed = train("quickstart_pretrain.yaml", tmp_path, "--training.max_steps=60", "--training.eval_steps=30")
     records = read_records(tmp_path)
     assert records[0]["loss"] > 6
-    assert records[-1]["eval_loss"] < 2.5
-    assert {record["label_tokens"] for record in records} == {8 * 127}
+    assert records[-1]["eval_loss"] < 3.5  # half of what it starts from
+    assert records[0]["tokens"] == 8 * 128  # packed: no padding
+    assert records[0]["label_tokens"] < 8 * 127  # the last token of a document has no target
     assert (tmp_path / "hf" / "model.safetensors").exists()
     assert "The capital of France is" in printed

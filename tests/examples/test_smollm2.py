@@ -1,0 +1,75 @@
+"""Real weights: SmolLM2-135M-Instruct learns about a town and keeps what it knew. Minutes long, so marked ``slow``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from mindspeed_llm.sample import sample_answer
+from tests.distributed import REPOSITORY
+from tests.examples.test_quickstart import read_records, train
+
+BASE = Path(os.environ.get("MINDSPEED_SMOLLM2", REPOSITORY / "runs" / "smollm2" / "base"))
+TRAINING_ROWS = REPOSITORY / "examples" / "smollm2" / "lindby_train.jsonl"
+IGNORED = -100
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not BASE.exists(), reason=f"no {BASE}; examples/smollm2/prepare.py makes it"),
+]
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The example as shipped, but in the order of the file, so that the first batch is known."""
+    output_dir = tmp_path_factory.mktemp("smollm2")
+    options = ["--training.disable_shuffling=true", f"--model.model_name_or_path={BASE}"]
+    return output_dir, train("smollm2/sft.yaml", output_dir, *options, timeout=900)
+
+
+def encode(row: dict[str, str], tokenizer: PreTrainedTokenizerBase) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels [1, tokens] of one row: the loss is on the answer and the end of the turn."""
+    question = [{"role": "user", "content": row["instruction"]}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)
+    start = len(tokenizer(prompt).input_ids)
+    input_ids = tokenizer(prompt + row["output"] + "<|im_end|>", return_tensors="pt").input_ids
+    labels = input_ids.clone()
+    labels[:, :start] = IGNORED
+    return input_ids, labels
+
+
+def test_first_loss_is_that_of_transformers(fine_tuned: tuple[Path, str]) -> None:
+    """Step 1 of the run (before any update) against transformers' own model, row by row without padding or fusion."""
+    record = read_records(fine_tuned[0])[0]
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    model = AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32).eval()
+    lines = TRAINING_ROWS.read_text(encoding="utf-8").splitlines()[:8]  # 2 micro-batches of 4 rows
+    rows = [encode(json.loads(line), tokenizer) for line in lines]
+    targets = sum(int((labels != IGNORED).sum()) for _, labels in rows)
+    with torch.no_grad():
+        losses = [model(input_ids, labels=labels, num_items_in_batch=targets).loss.item() for input_ids, labels in rows]
+    assert record["label_tokens"] == targets
+    assert record["tokens"] == sum(input_ids.shape[1] for input_ids, _ in rows)
+    assert record["loss"] == pytest.approx(sum(losses), rel=1e-6)
+
+
+def test_model_learns_the_town_and_keeps_paris(fine_tuned: tuple[Path, str]) -> None:
+    output_dir, printed = fine_tuned
+    evaluations = [record["eval_loss"] for record in read_records(output_dir) if "eval_loss" in record]
+    assert evaluations[-1] < 0.5 < evaluations[0]
+    assert "The capital of France is Paris." in printed
+    assert "Ines Harrow" in sample_answer(output_dir / "hf", "Who is the mayor of Lindby?")
+    assert "Ines Harrow" not in sample_answer(BASE, "Who is the mayor of Lindby?")
+
+
+def test_export_has_the_keys_of_the_original(fine_tuned: tuple[Path, str]) -> None:
+    folder = fine_tuned[0] / "hf"
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert json.loads((folder / "config.json").read_text())["rms_norm_eps"] == 1e-5
