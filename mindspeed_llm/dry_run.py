@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
-from mindspeed_llm.config import Config
+from mindspeed_llm.config import Config, validate_world
 from mindspeed_llm.data.collate import padding_token
 from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import StepLoader
@@ -31,8 +31,9 @@ from mindspeed_llm.parallel.parallelize import parallelize
 def dry_run(config: Config, world_size: int) -> None:
     """Build model and data as rank 0 of ``world_size`` would, without weights, and print what the run would be.
 
-    ``config`` has been through ``validate_world``. Raises what the run itself would raise before its first step.
+    Raises what the run itself would raise before its first step.
     """
+    config = validate_world(config, world_size)
     set_up_logging(0)
     set_seed(config.training.seed, deterministic=config.training.deterministic)
     factory = ModelFactory(config.model)

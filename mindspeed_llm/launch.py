@@ -11,6 +11,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -49,18 +50,19 @@ def report_error(error: BaseException) -> int:
 def launch(arguments: Sequence[str], nproc: int) -> int:
     """Run ``python *arguments`` as ``nproc`` local ranks with torchrun's process starter; returns the exit status.
 
-    A failing rank stops the others, and its error is shown. SIGTERM and SIGINT are passed on as SIGTERM: the ranks then
-    end by themselves, however long their last step and checkpoint take. A second SIGINT kills them.
+    A failing rank stops the others, and its error is shown. SIGTERM, SIGINT, SIGHUP and SIGQUIT are passed on as
+    SIGTERM: the ranks then end by themselves, however long their last step and checkpoint take. A second SIGINT kills
+    them.
     """
     from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it would tell each failure again
     # The ranks meet at a store in this process: port 0 is any free one, and no other program can take it in between.
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     common = {
-        "MASTER_ADDR": "localhost",
+        "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(nproc),
@@ -84,9 +86,10 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
                 context.close(signal.SIGKILL)
             asked_to_stop = True
             for pid in context.pids().values():
-                os.kill(pid, signal.SIGTERM)
+                with suppress(ProcessLookupError):  # that rank has left already
+                    os.kill(pid, signal.SIGTERM)
 
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _HANDLED_BY_TORCH:  # its handlers would kill the ranks after 30 seconds
             signal.signal(number, stop)
         try:
             result = context.wait(period=0.1)

@@ -25,14 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load_config(options.config, overrides)
         if options.print_config:
             print(config.dump_yaml(), end="")
-        elif options.dry_run:
-            world_size = options.world_size or options.nproc or 1
-            _dry_run(_fit(config, world_size, options.config), world_size)
-        elif _nproc(options) > 1:
-            _fit(config, options.nproc, options.config)
+            return 0
+        world_size = options.world_size or options.nproc or int(os.environ.get("WORLD_SIZE", 1))
+        _check_world(config, world_size, options.config)
+        if options.dry_run:
+            _dry_run(config, world_size)
+        elif (options.nproc or 1) > 1:
             return launch(["-m", "mindspeed_llm.run", options.config, *overrides], options.nproc)
         else:
-            _train(_fit(config, int(os.environ.get("WORLD_SIZE", 1)), options.config))
+            _train(config)
     except Exception as error:
         return report_error(error)
     return 0
@@ -58,6 +59,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(f"{unknown[0]}: keys are given as --section.key=value; {name}: {unknown_key((name,))}")
     if options.world_size and not options.dry_run:
         parser.error("--world-size goes with --dry-run; --nproc starts ranks")
+    if options.nproc and "RANK" in os.environ:
+        raise ConfigError("--nproc starts ranks itself, but torchrun (RANK is set) has started this one; drop either")
     return options
 
 
@@ -67,15 +70,9 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _nproc(options: argparse.Namespace) -> int:
-    if options.nproc and "RANK" in os.environ:
-        raise ConfigError("--nproc starts ranks itself, but torchrun (RANK is set) has started this one; drop either")
-    return options.nproc or 1
-
-
-def _fit(config: Config, world_size: int, path: str) -> Config:
+def _check_world(config: Config, world_size: int, path: str) -> None:
     try:
-        return validate_world(config, world_size)
+        validate_world(config, world_size)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 

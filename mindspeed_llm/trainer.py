@@ -13,7 +13,7 @@ from mindspeed_llm.accumulate import StepCounts, count_step, forward_backward
 from mindspeed_llm.batch import num_targets, to_device
 from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState
 from mindspeed_llm.checkpoint.export import export_hf
-from mindspeed_llm.config import Config
+from mindspeed_llm.config import Config, validate_world
 from mindspeed_llm.data.collate import Batch, padding_token
 from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import EvalLoader, StepLoader
@@ -55,7 +55,7 @@ class Trainer:
     """Owns everything that a run is made of, and the loop over it."""
 
     def __init__(self, config: Config, distributed: Distributed) -> None:
-        self.config = config
+        self.config = validate_world(config, distributed.world_size)
         self.distributed = distributed
         self.device = distributed.device
         self.output_dir = Path(config.training.output_dir)

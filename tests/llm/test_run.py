@@ -46,15 +46,19 @@ def test_one_process_trains_here(config_file: str, started: list[Any]) -> None:
     assert run.main([config_file, "--training.lr", "1e-3", "--nproc", "1"]) == 0
     (config,) = started
     assert config.training.lr == 1e-3
-    assert config.parallel.fsdp_size == 1
+    assert config.parallel.fsdp_size is None  # derived by the trainer, for the ranks that there are
 
 
-def test_under_torchrun_it_joins_the_job(config_file: str, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_torchrun_it_joins_the_job(
+    config_file: str, started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert run.main([config_file, "--parallel.dp_replicate_size=2"]) == 0
-    (config,) = started
-    assert config.parallel.fsdp_size == 4
+    assert run.main([config_file, "--parallel.fsdp_size=4"]) == 0
+    assert len(started) == 1
+    assert run.main([config_file, "--parallel.fsdp_size=3"]) == 2
+    assert "3 does not divide the number of ranks, 8 / 3" in capsys.readouterr().err
+    assert len(started) == 1
 
 
 def test_nproc_launches_the_same_command_line(config_file: str, started: list[Any]) -> None:
@@ -67,11 +71,13 @@ def test_nproc_launches_the_same_command_line(config_file: str, started: list[An
 def test_print_config_prints_what_load_config_reads(
     config_file: str, started: list[Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert run.main([config_file, "--print-config", "--training.seed=5"]) == 0
+    assert run.main([config_file, "--print-config", "--training.seed=5", "--parallel.fsdp_size=64"]) == 0
     printed = capsys.readouterr().out
     assert yaml.safe_load(printed)["training"]["seed"] == 5
     (tmp_path / "printed.yaml").write_text(printed)
-    assert load_config(tmp_path / "printed.yaml") == load_config(config_file, ["--training.seed=5"])
+    assert load_config(tmp_path / "printed.yaml") == load_config(
+        config_file, ["--training.seed=5", "--parallel.fsdp_size=64"]
+    )
     assert started == []
 
 
