@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -79,22 +79,21 @@ class StepLoader:
     def __iter__(self) -> Iterator[list[Batch]]:
         if self.step >= len(self):
             self.epoch, self.step = self.epoch + 1, 0
-        rows = self.micro_batch_rows(self.epoch)[self.step * self.accumulation :]
-        batches = iter(_batches(self.dataset, rows, self._collate, self.num_workers))
+        batches = iter(_batches(self.dataset, self._rows(), self._collate, self.num_workers))
         while self.step < len(self):
             size = min(self.accumulation, self.num_micro_batches - self.step * self.accumulation)
             window = [next(batches) for _ in range(size)]
             self.step += 1  # before the step is taken: a checkpoint written after it must not repeat it
             yield window
 
-    def micro_batch_rows(self, epoch: int) -> list[list[int]]:
-        """The rows of every micro-batch of this rank in an epoch."""
+    def _rows(self) -> Iterator[list[int]]:
+        """The rows of every micro-batch of this rank that is left of the epoch."""
         rows = len(self.dataset)
+        order = torch.arange(rows)
         if self.shuffle:
-            order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed + epoch)).tolist()
-        else:
-            order = list(range(rows))
-        return _rank_rows(order, self.num_micro_batches, self.batch_size, self.rank, self.world_size)
+            order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        left = range(self.step * self.accumulation, self.num_micro_batches)
+        return _rank_rows(order, left, self.batch_size, self.rank, self.world_size)
 
     def state_dict(self) -> dict[str, int]:
         """Epoch and step that come next."""
@@ -121,29 +120,37 @@ class EvalLoader:
         num_workers: int = 0,
         quirks: Quirks | None = None,
     ) -> None:
-        count = _num_micro_batches(len(dataset), batch_size * world_size, drop_last=False)
-        self._rows = _rank_rows(range(len(dataset)), count, batch_size, rank, world_size)
-        self._dataset = dataset
-        self._num_workers = num_workers
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.num_workers = num_workers
         self._collate = Collator(pad_token_id, pad_to_multiple, quirks)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        """Batches, the same number on every rank."""
+        return _num_micro_batches(len(self.dataset), self.batch_size * self.world_size, drop_last=False)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(_batches(self._dataset, self._rows, self._collate, self._num_workers))
+        order = torch.arange(len(self.dataset))
+        rows = _rank_rows(order, range(len(self)), self.batch_size, self.rank, self.world_size)
+        return iter(_batches(self.dataset, rows, self._collate, self.num_workers))
 
 
 def _num_micro_batches(rows: int, rows_per_micro_batch: int, drop_last: bool) -> int:
     return rows // rows_per_micro_batch if drop_last else -(-rows // rows_per_micro_batch)
 
 
-def _rank_rows(order: Sequence[int], count: int, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
-    starts = ((micro_batch * world_size + rank) * batch_size for micro_batch in range(count))
-    return [list(order[start : start + batch_size]) for start in starts]
+def _rank_rows(
+    order: torch.Tensor, micro_batches: Iterable[int], batch_size: int, rank: int, world_size: int
+) -> Iterator[list[int]]:
+    """The rows of this rank in each of the global micro-batches."""
+    for micro_batch in micro_batches:
+        start = (micro_batch * world_size + rank) * batch_size
+        yield order[start : start + batch_size].tolist()
 
 
-def _batches(dataset: RowDataset, rows: list[list[int]], collate: Collator, num_workers: int) -> DataLoader[Batch]:
+def _batches(dataset: RowDataset, rows: Iterator[list[int]], collate: Collator, num_workers: int) -> DataLoader[Batch]:
     return DataLoader(
         dataset,  # type: ignore[arg-type]
         batch_sampler=rows,
