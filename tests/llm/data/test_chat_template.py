@@ -170,9 +170,10 @@ def test_what_the_template_refuses_is_a_bad_row(tokenizer: PreTrainedTokenizerBa
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",  # never writes answers
-        "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",  # no common beginning
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",
+        "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}",
     ],
+    ids=["writes no answers", "has no common beginning"],
 )
 def test_never_silently_without_labels(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = template
@@ -182,7 +183,7 @@ def test_never_silently_without_labels(template: str, tokenizer: PreTrainedToken
 
 def test_without_a_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = None
-    with pytest.raises(DataError, match="the tokenizer has no chat template. Set data.template"):
+    with pytest.raises(DataError, match=r"the tokenizer has no chat template\. Set data\.template"):
         encode(tokenizer, TWO)
 
 

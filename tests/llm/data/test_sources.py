@@ -182,7 +182,7 @@ def test_entries_that_are_refused(entry: dict[str, Any], message: str, tmp_path:
 
 
 def test_no_dataset_info(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no .*dataset_info.json that says what it is"):
+    with pytest.raises(ConfigError, match=r"there is no .*dataset_info\.json that says what it is"):
         dataset_specs("alpaca", tmp_path)
 
 

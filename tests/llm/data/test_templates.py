@@ -183,7 +183,7 @@ def test_a_tokenizer_without_the_special_token(missing: str, tokenizer: PreTrain
 
 def test_a_template_of_another_family(tokenizer: PreTrainedTokenizerBase) -> None:
     other = Template(name="other", user="{content}", eos="<|nowhere|>")
-    with pytest.raises(DataError, match="no token '<|nowhere|>', which ends answers"):
+    with pytest.raises(DataError, match=r"no token '<\|nowhere\|>', which ends answers"):
         encode(tokenizer, other, THREE_TURNS)
 
 
@@ -211,7 +211,7 @@ def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match=r"unknown template 'qwen'. Did you mean 'qwen3'\? Known: chatml, deepseek3"):
         get_template("qwen")
     style = Style(tool_format="qwen2")
-    with pytest.raises(ConfigError, match="unknown format 'qwen2'. Known: default, qwen, llama3"):
+    with pytest.raises(ConfigError, match=r"unknown format 'qwen2'\. Known: default, qwen, llama3"):
         get_template("chatml").turns(THREE_TURNS, style)
 
 
