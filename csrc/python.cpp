@@ -14,9 +14,7 @@ namespace {
 
 using namespace mindspeed::cpu;
 
-std::string name(Capability capability) {
-  return kCapabilityNames[static_cast<int>(capability)];
-}
+std::string name(Capability capability) { return kCapabilityNames[static_cast<int>(capability)]; }
 
 template <class... Table>
 std::map<std::string, std::string> chosen(const Table&... tables) {
@@ -29,7 +27,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("detected_cpu_capability", [] { return name(detected_capability()); });
   m.def("cpu_capability", [] { return name(cpu_capability()); });
   m.def("cpu_kernels", [] {
-    return chosen(rms_norm_forward_kernel, rms_norm_backward_kernel, rms_norm_weight_gradient_kernel,
-                  rotary_kernel, swiglu_forward_kernel, swiglu_backward_kernel);
+    return chosen(rms_norm_forward_kernel, rms_norm_backward_kernel, rms_norm_weight_gradient_kernel, rotary_kernel,
+                  swiglu_forward_kernel, swiglu_backward_kernel);
   });
 }

@@ -17,8 +17,7 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
       "zero_centered,"
       " bool round_before_weight, bool weight_gradient) -> (Tensor grad_x, Tensor grad_weight)");
 
-  define(
-      "rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved) -> (Tensor q_out, Tensor k_out)");
+  define("rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved) -> (Tensor q_out, Tensor k_out)");
   define(
       "rotary_backward(Tensor grad_q, Tensor grad_k, Tensor cos, Tensor sin, bool interleaved, ScalarType "
       "q_dtype)"

@@ -21,7 +21,7 @@ def load_extension() -> ModuleType:
         ImportError: the extension is missing, was built for a newer torch, or does not load.
         ValueError: ``MINDSPEED_CPU_CAPABILITY`` names no instruction set.
     """
-    built = _build_info()
+    built = build_info()
     if not any(PACKAGE.glob("_C.*")):
         raise ImportError(_explain("is missing", built))
     # The extension uses torch's stable ABI, which later versions of torch keep and earlier ones do not have in full.
@@ -35,7 +35,7 @@ def load_extension() -> ModuleType:
     return extension
 
 
-def _build_info() -> dict[str, str]:
+def build_info() -> dict[str, str]:
     """What the build wrote about itself; empty when nothing was built."""
     try:
         return json.loads((PACKAGE / "_build.json").read_text())

@@ -6,8 +6,7 @@
 
 namespace mindspeed::cpu {
 
-// y = x̂ · w with x̂ = x · rstd, rstd = 1 / sqrt(mean(x²) + eps) and w = weight + weight_offset. Items are
-// rows.
+// y = x̂ · weight with x̂ = x · rstd and rstd = 1 / sqrt(mean(x²) + eps). Items are rows.
 struct RmsNormForward {
   int64_t hidden;
   float eps;
@@ -17,7 +16,6 @@ struct RmsNormForward {
   InputRows residual;  // [rows, hidden] of x's type, added to x first; optional
   OutputRows sum;      // [rows, hidden]: x + residual, if there is a residual
   const float* weight;
-  float weight_offset;
   OutputRows y;  // [rows, hidden]
   float* rstd;   // [rows]
 };
@@ -33,7 +31,6 @@ struct RmsNormBackward {
   InputRows grad_sum;  // [rows, hidden] of x's type: what else flows into x; optional
   InputRows x;         // [rows, hidden]
   const float* weight;
-  float weight_offset;
   const float* rstd;      // [rows]
   OutputRows grad_x;      // [rows, hidden]
   float* partial_weight;  // [chunks, hidden]; nullptr: the weight needs no gradient

@@ -7,8 +7,8 @@ namespace {
 
 template <class X>
 void add(const X* a, const X* b, X* sum, int64_t length) {
-  for_each_vector(
-      length, [&](int64_t i, auto lanes) { store(sum + i, load(a + i, lanes) + load(b + i, lanes), lanes); });
+  for_each_vector(length,
+                  [&](int64_t i, auto lanes) { store(sum + i, load(a + i, lanes) + load(b + i, lanes), lanes); });
 }
 
 // One row; returns rstd.
@@ -16,8 +16,7 @@ template <class X, class Y>
 float normalize(const X* x, Y* y, const RmsNormForward& args) {
   const int64_t hidden = args.hidden;
   const float* weight = args.weight;
-  const float offset = args.weight_offset;
-  const bool round = args.round_before_weight;
+  const bool round = args.round_before_weight, past_cache = args.y.past_cache;
 
   const float square_sum = sum_over(hidden, [&](int64_t i, auto lanes) {
     const Vec v = load(x + i, lanes);
@@ -27,20 +26,19 @@ float normalize(const X* x, Y* y, const RmsNormForward& args) {
   for_each_vector(hidden, [&](int64_t i, auto lanes) {
     Vec normalized = load(x + i, lanes) * rstd;
     if (round) normalized = round_to<X>(normalized);
-    store(y + i, normalized * (load(weight + i, lanes) + offset), lanes);
+    store(y + i, normalized * load(weight + i, lanes), lanes, past_cache);
   });
   return rstd;
 }
 
-// One row. With g = grad_y · w:
+// One row. With g = grad_y · weight:
 //   grad_x = rstd · (g − x̂ · mean(g · x̂)) + grad_sum        grad_weight += grad_y · x̂
 template <class X, class Y>
 void differentiate(const X* x, float rstd, const Y* grad_y, const X* grad_sum, X* grad_x, float* grad_weight,
                    const RmsNormBackward& args) {
   const int64_t hidden = args.hidden;
   const float* weight = args.weight;
-  const float offset = args.weight_offset;
-  const bool round = args.round_before_weight;
+  const bool round = args.round_before_weight, past_cache = args.grad_x.past_cache;
 
   const float dot = sum_over(hidden, [&](int64_t i, auto lanes) {
     const Vec normalized = load(x + i, lanes) * rstd;
@@ -49,15 +47,15 @@ void differentiate(const X* x, float rstd, const Y* grad_y, const X* grad_sum, X
       const Vec factor = round ? round_to<X>(normalized) : normalized;
       store(grad_weight + i, load(grad_weight + i, lanes) + gradient * factor, lanes);
     }
-    return gradient * (load(weight + i, lanes) + offset) * normalized;
+    return gradient * load(weight + i, lanes) * normalized;
   });
   const float mean = dot / hidden;
   for_each_vector(hidden, [&](int64_t i, auto lanes) {
     const Vec normalized = load(x + i, lanes) * rstd;
-    const Vec g = load(grad_y + i, lanes) * (load(weight + i, lanes) + offset);
+    const Vec g = load(grad_y + i, lanes) * load(weight + i, lanes);
     Vec gradient = (g - normalized * mean) * rstd;
     if (grad_sum != nullptr) gradient += load(grad_sum + i, lanes);
-    store(grad_x + i, gradient, lanes);
+    store(grad_x + i, gradient, lanes, past_cache);
   });
 }
 
@@ -100,8 +98,7 @@ void rms_norm_weight_gradient_kernel(const RmsNormWeightGradient& args, int64_t 
     const float* partial = args.partial_weight + begin;
     for_each_vector(end - begin, [&](int64_t i, auto lanes) {
       Vec total = {};
-      for (int64_t chunk = 0; chunk < args.chunks; ++chunk)
-        total += load(partial + chunk * args.hidden + i, lanes);
+      for (int64_t chunk = 0; chunk < args.chunks; ++chunk) total += load(partial + chunk * args.hidden + i, lanes);
       store(grad_weight + i, total, lanes);
     });
   });

@@ -16,23 +16,23 @@ struct RotaryHeads {
   HeadStrides in_strides;
   void* out;  // the same shape
   HeadStrides out_strides;
+  bool past_cache;  // write without reading into the cache; only where every vector of every row is aligned
 };
 
 struct RotaryAngles {
-  const void*
-      data;  // [batch or 1, seq, rotary_dim]; of the type of q if that is also the output's, else float32
+  const void* data;  // [batch or 1, seq, rotary_dim]
   int64_t batch_stride, seq_stride;
 };
 
-// Rotates queries and keys by their positions' angles. `transposed` multiplies by the transpose of the same
-// matrices, which takes the gradient of the output to the gradient of the input. Items are blocks of
-// neighbouring positions of one sequence, for all heads, so that each angle is loaded once.
+// Rotates queries and keys by their positions' angles. `transposed` multiplies by the transposes of the same matrices,
+// which take the gradient of the output to the gradient of the input.
+// Items are blocks of neighbouring positions of one sequence, for all heads.
 struct Rotary {
-  static constexpr int64_t kPositionsPerBlock = 32;
+  static constexpr int64_t kPositionsPerBlock = 8, kMaxRotaryDim = 1024;
 
   int64_t seq, blocks_per_sequence, head_dim, rotary_dim;
   bool interleaved, transposed;
-  DType in_type, out_type;
+  DType in_type, angle_type, out_type;
   RotaryHeads q, k;
   RotaryAngles cos, sin;
 };

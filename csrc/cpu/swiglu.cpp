@@ -4,6 +4,7 @@
 // The sigmoid is computed again in backward, which is cheaper than to write and read it.
 #include "swiglu.h"
 
+#include "common/cache.h"
 #include "common/parallel.h"
 #include "common/tensor.h"
 
@@ -22,10 +23,9 @@ struct Halves {
     const int64_t last = gate.dim() - 1;
     check(last >= 0, op, ": gate must have at least one dimension");
     if (separate_up) {
-      check(same_shape(up, gate), op, ": up must have the shape of gate ", shape(gate), ", but has ",
-            shape(up));
-      check(up.scalar_type() == gate.scalar_type(), op, ": up must have the dtype of gate, ",
-            gate.scalar_type(), ", but has ", up.scalar_type());
+      check(same_shape(up, gate), op, ": up must have the shape of gate ", shape(gate), ", but has ", shape(up));
+      check(up.scalar_type() == gate.scalar_type(), op, ": up must have the dtype of gate, ", gate.scalar_type(),
+            ", but has ", up.scalar_type());
     } else {
       const int64_t both = gate_or_both.size(last);
       check(both % 2 == 0, op,
@@ -48,7 +48,7 @@ Tensor swiglu(const Tensor& gate_or_both, const std::optional<Tensor>& separate_
                    .type = dtype_of(y, "swiglu", "gate"),
                    .gate = gate,
                    .up = up,
-                   .y = output_rows(y),
+                   .y = output_rows(y, writes_past_cache(3 * bytes(y))),
                });
   return y;
 }
@@ -64,11 +64,11 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& grad_y, const Tensor& g
 
   // The gradient of one concatenated tensor is one tensor too; the second one is then empty.
   Tensor grad_gate = empty(sizes_of(gate_or_both), grad_y.scalar_type());
-  Tensor grad_up =
-      separate_up ? empty(sizes_of(*separate_up), grad_y.scalar_type()) : empty({0}, grad_y.scalar_type());
+  Tensor grad_up = separate_up ? empty(sizes_of(*separate_up), grad_y.scalar_type()) : empty({0}, grad_y.scalar_type());
   const Halves out(op, grad_gate, separate_up ? std::optional(grad_up) : std::nullopt);
   const Rows grad_y_rows(grad_y), gate(in.gate), up(in.up);
   const int64_t length = grad_y.size(grad_y.dim() - 1);
+  const bool past_cache = writes_past_cache(5 * bytes(grad_y));
   run_parallel(swiglu_backward_kernel, count_rows(grad_y), length,
                SwigluBackward{
                    .length = length,
@@ -76,8 +76,8 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& grad_y, const Tensor& g
                    .grad_y = grad_y_rows,
                    .gate = gate,
                    .up = up,
-                   .grad_gate = output_rows(out.gate),
-                   .grad_up = output_rows(out.up),
+                   .grad_gate = output_rows(out.gate, past_cache),
+                   .grad_up = output_rows(out.up, past_cache),
                });
   return {grad_gate, grad_up};
 }

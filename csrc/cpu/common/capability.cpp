@@ -29,27 +29,27 @@ Capability detect() {
   __builtin_cpu_init();
   if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")))
     return Capability::kDefault;
-  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")))
+  if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")))
     return Capability::kAvx2;
+  if (!__builtin_cpu_supports("avx512bf16")) return Capability::kAvx512;
   if (!(__builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && request_amx_tiles()))
-    return Capability::kAvx512;
+    return Capability::kAvx512Bf16;
   return Capability::kAmx;
 }
 #else
-Capability detect() {
-  return Capability::kDefault;
-}
+Capability detect() { return Capability::kDefault; }
 #endif
 
 Capability lowered_by_environment(Capability detected) {
   const char* value = std::getenv("MINDSPEED_CPU_CAPABILITY");
   if (value == nullptr || *value == '\0') return detected;
-  for (int level = 0; level <= static_cast<int>(Capability::kAmx); ++level)
+  for (int level = 0; level < kCapabilities; ++level)
     if (std::string_view(value) == kCapabilityNames[level])
       return level < static_cast<int>(detected) ? static_cast<Capability>(level) : detected;
-  throw std::invalid_argument("MINDSPEED_CPU_CAPABILITY=" + std::string(value) +
-                              " is not one of default, avx2, avx512, amx");
+  std::string message = "MINDSPEED_CPU_CAPABILITY=" + std::string(value) + " is not one of";
+  for (const char* name : kCapabilityNames) message += std::string(" ") + name;
+  throw std::invalid_argument(message);
 }
 
 }  // namespace

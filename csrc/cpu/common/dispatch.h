@@ -13,13 +13,15 @@ namespace mindspeed::cpu {
 
 // Instruction sets in ascending order; each machine that has one has all before it.
 enum class Capability {
-  kDefault,  // what the compiler assumes by default: SSE2 on x86-64, NEON on aarch64
-  kAvx2,     // with FMA and F16C
-  kAvx512,   // F, BW, DQ, VL
-  kAmx,      // bfloat16 tiles, in addition to AVX-512
+  kDefault,     // what the compiler assumes by default: SSE2 on x86-64, NEON on aarch64
+  kAvx2,        // with FMA and F16C
+  kAvx512,      // F, BW, DQ, VL
+  kAvx512Bf16,  // conversion and dot products of bfloat16
+  kAmx,         // bfloat16 tiles
 };
 
-inline constexpr const char* kCapabilityNames[] = {"default", "avx2", "avx512", "amx"};
+constexpr int kCapabilities = 5;
+inline constexpr const char* kCapabilityNames[kCapabilities] = {"default", "avx2", "avx512", "avx512_bf16", "amx"};
 
 // What this machine and its operating system can run.
 Capability detected_capability();
@@ -38,7 +40,7 @@ using Kernel = void(const Arguments& arguments, int64_t begin, int64_t end);
 template <class Arguments>
 struct KernelTable {
   const char* name;
-  Kernel<Arguments>* by_capability[4];
+  Kernel<Arguments>* by_capability[kCapabilities];
 
   Capability chosen() const {
     int level = static_cast<int>(cpu_capability());
@@ -51,24 +53,19 @@ struct KernelTable {
 
 }  // namespace mindspeed::cpu
 
-// MINDSPEED_KERNEL(name, Arguments) declares a kernel's entry points and the table `name`; `*name` is the one
-// to call.
+// MINDSPEED_KERNEL(name, Arguments) declares a kernel's entry points and the table `name`; `*name` is the one to call.
+// clang-format off
 #ifdef MINDSPEED_X86
-#define MINDSPEED_KERNEL(name, Arguments) \
-  namespace portable {                    \
-  Kernel<Arguments> name;                 \
-  }                                       \
-  namespace avx2 {                        \
-  Kernel<Arguments> name;                 \
-  }                                       \
-  namespace avx512 {                      \
-  Kernel<Arguments> name;                 \
-  }                                       \
-  inline constexpr KernelTable<Arguments> name{#name, {&portable::name, &avx2::name, &avx512::name, nullptr}};
+#define MINDSPEED_KERNEL(name, Arguments)           \
+  namespace portable { Kernel<Arguments> name; }    \
+  namespace avx2 { Kernel<Arguments> name; }        \
+  namespace avx512 { Kernel<Arguments> name; }      \
+  namespace avx512_bf16 { Kernel<Arguments> name; } \
+  inline constexpr KernelTable<Arguments> name{     \
+      #name, {&portable::name, &avx2::name, &avx512::name, &avx512_bf16::name, nullptr}};
 #else
-#define MINDSPEED_KERNEL(name, Arguments) \
-  namespace portable {                    \
-  Kernel<Arguments> name;                 \
-  }                                       \
-  inline constexpr KernelTable<Arguments> name{#name, {&portable::name, nullptr, nullptr, nullptr}};
+#define MINDSPEED_KERNEL(name, Arguments)        \
+  namespace portable { Kernel<Arguments> name; } \
+  inline constexpr KernelTable<Arguments> name{#name, {&portable::name}};
 #endif
+// clang-format on

@@ -19,8 +19,7 @@ void run_parallel(const KernelTable<Arguments>& kernel, int64_t count, int64_t e
   constexpr int64_t kMinElements = 16384;  // waking a thread costs more than it saves below
   const int64_t grain = std::max<int64_t>(1, kMinElements / std::max<int64_t>(1, elements_per_item));
   Kernel<Arguments>& run = *kernel;
-  torch::stable::parallel_for(0, count, grain,
-                              [&](int64_t begin, int64_t end) { run(arguments, begin, end); });
+  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { run(arguments, begin, end); });
 }
 
 }  // namespace mindspeed::cpu

@@ -25,6 +25,7 @@ struct InputRows {
 struct OutputRows {
   void* data = nullptr;
   int64_t stride = 0;
+  bool past_cache = false;  // write without reading into the cache; only for rows aligned to 64 bytes
 };
 
 }  // namespace mindspeed::cpu

@@ -17,9 +17,7 @@ std::vector<int64_t> sizes_of(const Tensor& tensor) {
   return {sizes.begin(), sizes.end()};
 }
 
-bool same_shape(const Tensor& a, const Tensor& b) {
-  return sizes_of(a) == sizes_of(b);
-}
+bool same_shape(const Tensor& a, const Tensor& b) { return sizes_of(a) == sizes_of(b); }
 
 DType dtype_of(const Tensor& tensor, const char* op, const char* argument) {
   switch (tensor.scalar_type()) {
@@ -41,8 +39,7 @@ Tensor empty_like(const Tensor& model, ScalarType dtype) {
   // (self, dtype, layout, device, pin_memory, memory_format); torch::stable::empty_like leaves out the dtype
   std::array<StableIValue, 6> stack = {from(model),        from(std::optional(dtype)), from(std::nullopt),
                                        from(std::nullopt), from(std::nullopt),         from(std::nullopt)};
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack.data(), TORCH_ABI_VERSION));
   return to<Tensor>(stack[0]);
 }
 
@@ -87,8 +84,15 @@ int64_t count_rows(const Tensor& tensor) {
   return count;
 }
 
-OutputRows output_rows(const Tensor& tensor) {
-  return {tensor.mutable_data_ptr(), row_stride(tensor).value()};
+int64_t bytes(const Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
+
+OutputRows output_rows(const Tensor& tensor, bool past_cache) {
+  constexpr uintptr_t kCacheLine = 64;
+  void* data = tensor.mutable_data_ptr();
+  const int64_t stride = row_stride(tensor).value();
+  const bool aligned =
+      (reinterpret_cast<uintptr_t>(data) | (static_cast<uintptr_t>(stride) * tensor.element_size())) % kCacheLine == 0;
+  return {data, stride, past_cache && aligned};
 }
 
 }  // namespace mindspeed::cpu

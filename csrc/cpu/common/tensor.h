@@ -67,7 +67,9 @@ class Rows {
 // How many rows a tensor [..., length] has.
 int64_t count_rows(const Tensor& tensor);
 
-// The rows that a kernel fills, of a contiguous tensor or of some of its columns.
-OutputRows output_rows(const Tensor& tensor);
+int64_t bytes(const Tensor& tensor);
+
+// The rows that a kernel fills, of a contiguous tensor or of some of its columns, past the cache if so decided.
+OutputRows output_rows(const Tensor& tensor, bool past_cache);
 
 }  // namespace mindspeed::cpu

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX2__)
@@ -38,9 +39,7 @@ using Vec = VectorOf<float, kLanes>::type;
 using Bits32 = VectorOf<uint32_t, kLanes>::type;  // the bits of a Vec
 using Bits16 = VectorOf<uint16_t, kLanes>::type;  // the bits of kLanes half-precision numbers
 
-inline Vec broadcast(float value) {
-  return Vec{} + value;
-}
+inline Vec broadcast(float value) { return Vec{} + value; }
 
 // ---- Which lanes of a vector hold elements of the row: all of them, or the first few at the row's end.
 
@@ -76,28 +75,37 @@ inline Bits16 narrow(Bits32 bits) {
 #endif
 }
 
-inline Vec from_bits(Bits16 bits, bfloat16) {
-  return (Vec)(widen(bits) << 16);
+#if defined(__AVX512F__)
+// One permutation that puts each 16 bits into the upper half of 32, instead of widening and shifting.
+template <int... lane>
+Vec from_bfloat16(Bits16 bits, std::integer_sequence<int, lane...>) {
+  const VectorOf<int16_t, 32>::type source = {static_cast<int16_t>(lane / 2)...};
+  return (Vec)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, (__m512i)source, _mm512_castsi256_si512((__m256i)bits));
 }
 
+inline Vec from_bits(Bits16 bits, bfloat16) { return from_bfloat16(bits, std::make_integer_sequence<int, 32>{}); }
+#else
+inline Vec from_bits(Bits16 bits, bfloat16) { return (Vec)(widen(bits) << 16); }
+#endif
+
+#if defined(__AVX512BF16__)
+inline Bits16 to_bits(Vec v, bfloat16) { return (Bits16)_mm512_cvtneps_pbh((__m512)v); }  // subnormals become 0
+#else
 inline Bits16 to_bits(Vec v, bfloat16) {
   const Bits32 bits = (Bits32)v;
   const Bits32 rounded = bits + 0x7fff + ((bits >> 16) & 1);
   const Bits32 quiet_nan = bits | 0x400000;  // rounding could carry a NaN into infinity
   return narrow((v == v ? rounded : quiet_nan) >> 16);
 }
+#endif
 
 #if defined(__AVX512F__)
-inline Vec from_bits(Bits16 bits, float16) {
-  return (Vec)_mm512_maskz_cvtph_ps(kAll, (__m256i)bits);
-}
+inline Vec from_bits(Bits16 bits, float16) { return (Vec)_mm512_maskz_cvtph_ps(kAll, (__m256i)bits); }
 inline Bits16 to_bits(Vec v, float16) {
   return (Bits16)_mm512_maskz_cvtps_ph(kAll, (__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #elif defined(__AVX2__)
-inline Vec from_bits(Bits16 bits, float16) {
-  return (Vec)_mm256_cvtph_ps((__m128i)bits);
-}
+inline Vec from_bits(Bits16 bits, float16) { return (Vec)_mm256_cvtph_ps((__m128i)bits); }
 inline Bits16 to_bits(Vec v, float16) {
   return (Bits16)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -117,8 +125,7 @@ inline Vec from_bits(Bits16 half, float16) {
 inline Bits16 to_bits(Vec v, float16) {
   const Bits32 sign = (Bits32)v & 0x80000000;
   const Bits32 magnitude = (Bits32)v ^ sign;
-  const Bits32 normal =
-      (magnitude + (0xc8000fff + ((magnitude >> 13) & 1))) >> 13;  // rebias, round to even, shift
+  const Bits32 normal = (magnitude + (0xc8000fff + ((magnitude >> 13) & 1))) >> 13;  // rebias, round to even, shift
   // Below 2^-14 float addition rounds at the right place: the last bit of 0.5 is worth float16's smallest
   // number, 2^-24.
   const Bits32 subnormal = (Bits32)((Vec)magnitude + 0.5f) - 0x3f000000;
@@ -128,31 +135,58 @@ inline Bits16 to_bits(Vec v, float16) {
 }
 #endif
 
+inline Vec from_bits(Vec v, float) { return v; }
+inline Vec to_bits(Vec v, float) { return v; }
+
+// The built-in type whose vectors hold the bits of vectors of T.
+template <class T>
+using BitsOf = std::conditional_t<std::is_same_v<T, float>, float, uint16_t>;
+
+template <class T>
+float to_float(T element) {
+  typename VectorOf<BitsOf<T>, kLanes>::type bits = {};
+  __builtin_memcpy(&bits, &element, sizeof element);
+  return from_bits(bits, T{})[0];
+}
+
+// The value of `v` after a round trip through T.
+template <class T>
+Vec round_to(Vec v) {
+  return from_bits(to_bits(v, T{}), T{});
+}
+
 // ---- Loads and stores. Lanes beyond the row's end load as 0 and are not stored.
 
-inline Vec load(const float* p, AllLanes) {
-  Vec v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-
-inline void store(float* p, Vec v, AllLanes) {
-  __builtin_memcpy(p, &v, sizeof v);
-}
-
-template <class Half>
-Vec load(const Half* p, AllLanes) {
-  Bits16 bits;
+template <class T>
+Vec load(const T* p, AllLanes) {
+  typename VectorOf<BitsOf<T>, kLanes>::type bits;
   __builtin_memcpy(&bits, p, sizeof bits);
-  return from_bits(bits, Half{});
+  return from_bits(bits, T{});
 }
 
-template <class Half>
-void store(Half* p, Vec v, AllLanes) {
-  const Bits16 bits = to_bits(v, Half{});
+template <class T>
+void store(T* p, Vec v, AllLanes) {
+  const auto bits = to_bits(v, T{});
   __builtin_memcpy(p, &bits, sizeof bits);
 }
 
+#if defined(__AVX512F__)
+inline __mmask16 mask_of(FirstLanes lanes) { return static_cast<__mmask16>((1u << lanes.count) - 1); }
+
+inline Vec load(const float* p, FirstLanes lanes) { return (Vec)_mm512_maskz_loadu_ps(mask_of(lanes), p); }
+
+template <class Half>
+Vec load(const Half* p, FirstLanes lanes) {
+  return from_bits((Bits16)_mm256_maskz_loadu_epi16(mask_of(lanes), p), Half{});
+}
+
+inline void store(float* p, Vec v, FirstLanes lanes) { _mm512_mask_storeu_ps(p, mask_of(lanes), (__m512)v); }
+
+template <class Half>
+void store(Half* p, Vec v, FirstLanes lanes) {
+  _mm256_mask_storeu_epi16(p, mask_of(lanes), (__m256i)to_bits(v, Half{}));
+}
+#else
 template <class T>
 Vec load(const T* p, FirstLanes lanes) {
   T elements[kLanes] = {};
@@ -166,16 +200,26 @@ void store(T* p, Vec v, FirstLanes lanes) {
   store(elements, v, AllLanes{});
   __builtin_memcpy(p, elements, lanes.count * sizeof(T));
 }
+#endif
 
-// The value of `v` after a round trip through T.
+// A store that may go past the cache, from where p is aligned to the vector's size.
 template <class T>
-Vec round_to(Vec v) {
-  return from_bits(to_bits(v, T{}), T{});
+void store(T* p, Vec v, AllLanes lanes, [[maybe_unused]] bool past_cache) {
+#if defined(__AVX2__)
+  if (past_cache) {
+    const auto bits = to_bits(v, T{});
+    if constexpr (sizeof bits == 64) _mm512_stream_ps(reinterpret_cast<float*>(p), (__m512)bits);
+    if constexpr (sizeof bits == 32) _mm256_stream_ps(reinterpret_cast<float*>(p), (__m256)bits);
+    if constexpr (sizeof bits == 16) _mm_stream_ps(reinterpret_cast<float*>(p), (__m128)bits);
+    return;
+  }
+#endif
+  store(p, v, lanes);
 }
 
-template <>
-inline Vec round_to<float>(Vec v) {
-  return v;
+template <class T>
+void store(T* p, Vec v, FirstLanes lanes, bool) {
+  store(p, v, lanes);
 }
 
 // ---- Across lanes.
@@ -192,9 +236,7 @@ float sum_lanes(typename VectorOf<float, lanes>::type v, std::integer_sequence<i
 }
 
 // The sum of all lanes.
-inline float sum(Vec v) {
-  return sum_lanes<kLanes>(v, std::make_integer_sequence<int, kLanes / 2>{});
-}
+inline float sum(Vec v) { return sum_lanes<kLanes>(v, std::make_integer_sequence<int, kLanes / 2>{}); }
 
 // ---- Loops over the elements of a row.
 

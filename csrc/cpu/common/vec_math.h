@@ -6,33 +6,71 @@
 namespace mindspeed::cpu::MINDSPEED_ISA {
 namespace {
 
-// e^x to about one unit in the last place: 0 below -87.3 (subnormal results are flushed), infinity
-// above 88.3, NaN for NaN.
-inline Vec exp(Vec x) {
-  // x = n ln 2 + r with integer n and |r| <= ln(2) / 2. Adding 1.5 * 2^23 leaves the integer in the lowest
-  // bits of `shifted`.
+// The smaller and the larger of a and b, b where one of them is NaN.
+inline Vec min(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_min_ps(kAll, (__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+inline Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_max_ps(kAll, (__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+// 1 / x for x in [1, 2^126], to about one unit in the last place.
+inline Vec reciprocal(Vec x) {
+#if defined(__AVX512F__)
+  const Vec estimate = (Vec)_mm512_maskz_rcp14_ps(kAll, (__m512)x);  // 14 bits, then twice as many
+  return estimate + estimate * (1.0f - x * estimate);
+#else
+  return 1.0f / x;
+#endif
+}
+
+// p · 2^n for integer n <= 128. `shifted` holds n in the lowest bits of its mantissa; outside AVX-512, n > -127.
+inline Vec scale_by_power_of_two(Vec p, [[maybe_unused]] Vec n, [[maybe_unused]] Vec shifted) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_scalef_ps(kAll, (__m512)p, (__m512)n);
+#else
+  return p * (Vec)(((Bits32)shifted << 23) + (127u << 23));
+#endif
+}
+
+constexpr float kExpLowest = -87.33654f;  // below, e^x is subnormal
+
+// x within what exp_in_range takes; NaN stays NaN.
+inline Vec clamp_for_exp(Vec x) { return max(broadcast(kExpLowest), min(broadcast(-kExpLowest), x)); }
+
+// e^x to about one unit in the last place for x in [-87.33654, 87.33654], NaN for NaN.
+inline Vec exp_in_range(Vec x) {
+  // x = n ln 2 + r with integer n and |r| <= ln(2) / 2. Adding 1.5 · 2^23 rounds to an integer, in the lowest bits.
   constexpr float kLog2E = 1.44269504f, kRound = 12582912.0f;
-  constexpr float kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;  // n * kLn2High is exact
+  constexpr float kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;  // n · kLn2High is exact
   const Vec shifted = x * kLog2E + kRound;
   const Vec n = shifted - kRound;
   const Vec r = (x - n * kLn2High) - n * kLn2Low;
-  // e^r = 1 + r + r^2 p(r): p is the minimax polynomial of degree 4 for the relative error (3e-9, below
-  // float's rounding).
+
+  // e^r = 1 + r + r² p(r): p is the minimax polynomial of degree 4 for the relative error, 3e-9.
   Vec p = r * 0.00138145988f + 0.00836871658f;
   p = p * r + 0.041668389f;
   p = p * r + 0.166665211f;
   p = p * r + 0.49999994f;
-  const Vec power_of_r = (p * r * r + r) + 1.0f;
-  const Vec power_of_two = (Vec)(((Bits32)shifted << 23) + (127u << 23));
-  const Vec result = power_of_r * power_of_two;
-  const Vec clamped = x > 88.3f ? broadcast(__builtin_inff()) : result;
-  return x < -87.3f ? Vec{} : clamped;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  return scale_by_power_of_two(p, n, shifted);
 }
 
-// 1 / (1 + e^-x)
-inline Vec sigmoid(Vec x) {
-  return 1.0f / (1.0f + exp(-x));
-}
+// e^x; 0 where that would be subnormal, and no more than e^87.3, the end of float's range.
+inline Vec exp(Vec x) { return x < kExpLowest ? Vec{} : exp_in_range(clamp_for_exp(x)); }
+
+// 1 / (1 + e^-x), no less than e^-87.3.
+inline Vec sigmoid(Vec x) { return reciprocal(1.0f + exp_in_range(-clamp_for_exp(x))); }
 
 }  // namespace
 }  // namespace mindspeed::cpu::MINDSPEED_ISA
