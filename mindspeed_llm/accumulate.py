@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from mindspeed_llm.batch import num_attended_pairs, num_targets, to_device
 from mindspeed_llm.data.collate import Batch
@@ -18,17 +20,24 @@ class StepCounts:
     """What the micro-batches of one optimizer step hold, summed over all ranks."""
 
     targets: float
-    """Positions with a label: the divisor of the loss."""
+    """Positions that count in the loss."""
+    divisor: float
+    """What the sum of the losses is divided by: ``targets``, unless another system's count is asked for."""
     tokens: float
     """Tokens, padding excluded."""
     attended_pairs: float
     """(query, key) pairs of causal attention within documents."""
 
 
-def count_step(window: list[Batch], distributed: Distributed) -> StepCounts:
-    """Count the global batch before its first forward pass. Collective."""
+def count_step(window: list[Batch], distributed: Distributed, parity: str = "none") -> StepCounts:
+    """Count the global batch before its first forward pass. Collective.
+
+    LLaMA-Factory counts labels before the shift, the first of a row too, though no position predicts it.
+    """
+    targets = sum(num_targets(batch) for batch in window)
     local = [
-        sum(num_targets(batch) for batch in window),
+        targets,
+        sum(batch.num_unshifted_labels for batch in window) if parity == "llamafactory" else targets,
         sum(batch.num_tokens for batch in window),
         sum(num_attended_pairs(batch) for batch in window),
     ]
@@ -36,23 +45,28 @@ def count_step(window: list[Batch], distributed: Distributed) -> StepCounts:
 
 
 def forward_backward(
-    model: FSDPModule, window: list[Batch], counts: StepCounts, aux_loss_coefficient: float = 0.0
+    model: PreTrainedModel,
+    window: list[Batch],
+    counts: StepCounts,
+    aux_loss_coefficient: float = 0.0,
+    parity: str = "none",
 ) -> tuple[float, float]:
     """Accumulate the gradients of the step; returns this rank's part of the loss and of the balancing loss.
 
     The loss is divided by the global number of targets, so summed gradients are those of the global batch's mean.
-    A micro-batch's balancing loss counts by its share of the step's tokens, whichever rank it is on.
+    A micro-batch's balancing loss counts by its share of the step's tokens, whichever rank it is on; in LLaMA-Factory
+    each counts in full, so that it grows with the accumulation.
     """
     device = next(model.parameters()).device
     total_loss = total_aux = torch.zeros((), device=device)
     for index, batch in enumerate(window):
         # Ranks exchange gradients once a step, after the last micro-batch.
-        model.set_requires_gradient_sync(index == len(window) - 1)
-        token_share = batch.num_tokens / max(counts.tokens, 1)
+        cast(FSDPModule, model).set_requires_gradient_sync(index == len(window) - 1)
+        share = 1.0 if parity == "llamafactory" else batch.num_tokens / max(counts.tokens, 1)
         loss, aux_loss = cross_entropy_sum(model, to_device(batch, device))
-        objective = loss = loss / max(counts.targets, 1)
+        objective = loss = loss / max(counts.divisor, 1)
         if aux_loss is not None and aux_loss_coefficient:
-            aux_loss = aux_loss * token_share
+            aux_loss = aux_loss * share
             objective = loss + aux_loss_coefficient * aux_loss
             total_aux = total_aux + aux_loss.detach()
         objective.backward()

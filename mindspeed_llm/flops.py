@@ -17,7 +17,7 @@ class TrainingFlops:
     attention_width: int
     """Σ over layers of heads x (key head_dim + value head_dim): multiply-adds per (query, key) pair."""
 
-    def of(self, tokens: int, attended_pairs: int) -> float:
+    def of(self, tokens: float, attended_pairs: float) -> float:
         """FLOP of ``tokens`` tokens that attend to ``attended_pairs`` (query, key) pairs, without recomputation."""
         return 6.0 * (self.matmul_parameters * tokens + self.attention_width * attended_pairs)
 

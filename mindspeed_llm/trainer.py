@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ from mindspeed_llm.models.factory import ModelFactory
 from mindspeed_llm.models.fused import fuse_operators
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
-from mindspeed_llm.optim.clip import clip_gradients
+from mindspeed_llm.optim.clip import clip_gradients, clip_gradients_as_torch
 from mindspeed_llm.optim.optimizer import OptimizerFactory
 from mindspeed_llm.optim.scheduler import SchedulerFactory, set_step
 from mindspeed_llm.parallel.fsdp import DTYPES
@@ -59,6 +60,8 @@ class Trainer:
         self.distributed = distributed
         self.device = distributed.device
         self.output_dir = Path(config.training.output_dir)
+        self.parity = config.training.parity
+        self.aux_loss_coefficient = config.training.router_aux_loss_coef or 0.0
         self.step = 0  # optimizer steps done
         self.nonfinite_steps = 0  # the last so many in a row were skipped
         set_seed(config.training.seed, deterministic=config.training.deterministic)
@@ -80,11 +83,12 @@ class Trainer:
         self.tokenizer = self.model_factory.create_tokenizer()
         data = DataFactory(self.config, self.tokenizer).create()
         logger.info("%s\n%s", data.report, render_first_sample(data.train, self.tokenizer))
-        options = {
+        options: dict[str, Any] = {
             "pad_token_id": padding_token(self.tokenizer),
             "rank": self.distributed.rank,
             "world_size": self.distributed.world_size,
             "num_workers": training.dataloader_num_workers,
+            "quirks": data.quirks,
         }
         self.loader = StepLoader(
             data.train,
@@ -115,7 +119,7 @@ class Trainer:
         else:
             load_weights(model, self.config.model.model_name_or_path, self.device)
         # Mixture-of-experts models of transformers compute their balancing loss only when asked for router logits.
-        if self.config.training.router_aux_loss_coef:
+        if self.aux_loss_coefficient:
             model.config.output_router_logits = True
         self.model = model
 
@@ -146,10 +150,12 @@ class Trainer:
         """One optimizer step over the micro-batches of ``window``; returns its record of metrics."""
         started = time.perf_counter()
         learning_rate = self.optimizer.param_groups[0]["lr"]
-        counts = count_step(window, self.distributed)
-        loss, aux_loss = forward_backward(self.model, window, counts, self.config.training.router_aux_loss_coef or 0.0)
-        grad_norm = clip_gradients(self.model.parameters(), self.config.training.max_grad_norm)
+        counts = count_step(window, self.distributed, self.parity)
+        loss, aux_loss = forward_backward(self.model, window, counts, self.aux_loss_coefficient, self.parity)
+        grad_norm = self._clip()
         loss, aux_loss, stopping = self.distributed.sum([loss, aux_loss, float(stop.requested)])
+        if self.parity == "llamafactory":  # it logs what it optimizes
+            loss += self.aux_loss_coefficient * aux_loss
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         if finite:
             self.optimizer.step()
@@ -164,16 +170,19 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Token-weighted loss over every row of each evaluation set."""
+        """Loss per target over every row of each evaluation set; LLaMA-Factory averages the means of batches."""
         self.model.eval()
         losses = {}
         for name, loader in self.eval_loaders.items():
-            total, targets = 0.0, 0
+            total, weight = 0.0, 0.0
             for batch in loader:
-                targets += num_targets(batch)
-                total += cross_entropy_sum(self.model, to_device(batch, self.device))[0].item()
-            total, targets = self.distributed.sum([total, targets])
-            losses["eval_loss" if len(self.eval_loaders) == 1 else f"eval_loss_{name}"] = total / max(targets, 1)
+                targets, rows = num_targets(batch), len(batch["labels"])
+                loss = cross_entropy_sum(self.model, to_device(batch, self.device))[0].item()
+                if self.parity == "llamafactory" and targets:
+                    loss, targets = loss / targets * rows, rows
+                total, weight = total + loss, weight + targets
+            total, weight = self.distributed.sum([total, weight])
+            losses["eval_loss" if len(self.eval_loaders) == 1 else f"eval_loss_{name}"] = total / max(weight, 1)
         self.model.train()
         return losses
 
@@ -227,6 +236,11 @@ class Trainer:
                 if self.step == self.total_steps:
                     return
 
+    def _clip(self) -> float:
+        """Clip the gradients; returns their norm. LLaMA-Factory's is rounded as torch's own function rounds it."""
+        clip = clip_gradients_as_torch if self.parity == "llamafactory" else clip_gradients
+        return clip(list(self.model.parameters()), self.config.training.max_grad_norm)
+
     def _metrics(self) -> Metrics | NoMetrics:
         if not self.distributed.is_main:
             return NoMetrics()
@@ -271,7 +285,7 @@ class Trainer:
             "mfu": flops / seconds / peak if peak else None,
             "memory_gib": devices.peak_memory_gib(self.device),
         }
-        if self.config.training.router_aux_loss_coef:
+        if self.aux_loss_coefficient:
             record["aux_loss"] = aux_loss
         # JSON has no NaN: a value that is not finite is null, never 0.
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

@@ -164,7 +164,7 @@ ORIGINAL_KEYS |= {
 }
 
 UNSUPPORTED_VALUES: dict[tuple[str, Any], str] = {
-    ("training.parity", "llamafactory"): "not supported yet: so far only the data is prepared as LLaMA-Factory does",
+    ("parallel.param_dtype", "fp16"): "float16 gradients need loss scaling, which is not supported; bf16 needs none",
     ("training.parity", "megatron"): "not supported yet",
 }
 """Values, planned or the original's, of keys that exist here."""

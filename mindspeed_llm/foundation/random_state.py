@@ -13,10 +13,10 @@ from mindspeed_llm.foundation.device import device_random_state, set_device_rand
 
 def get_random_state() -> dict[str, Any]:
     """States of Python, NumPy, PyTorch on the host and PyTorch on this process's device."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": random.getstate(),
-        "numpy": (name, keys.tolist(), position, has_gauss, gauss),
+        "numpy": (name, np.asarray(keys).tolist(), position, has_gauss, gauss),
         "torch": torch.get_rng_state(),
         "device": device_random_state(),
     }

@@ -24,6 +24,13 @@ def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float) ->
     return norm
 
 
+def clip_gradients_as_torch(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
+    """``clip_gradients`` by torch's own function, for parity with trainers that use it: its norm is less exact, and it
+    divides by the norm + 1e-6. All gradients must live on one mesh."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm or float("inf"))
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+
+
 def _total_norm(gradients: list[torch.Tensor]) -> float:
     """Local sums of squares, added up once per rank with the share that this rank holds alone.
 

@@ -32,9 +32,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     Scales and shifts are not decayed: every vector or scalar (norm weights, biases, ``A_log``, ``dt_bias``) and the
     stacked biases of experts, which are matrices called ``*bias``.
     """
-    decayed, exempt = [], []
+    decayed: list[nn.Parameter] = []
+    exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             (exempt if parameter.ndim < 2 or name.endswith("bias") else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+    groups: list[dict] = [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]

@@ -23,7 +23,10 @@ class SchedulerFactory:
         warmup = warmup_steps(self.training, total_steps)
         kind = self.training.lr_scheduler_type
         floor = min(self.training.min_lr / self.training.lr, 1.0) if self.training.lr > 0 else 1.0
-        return LambdaLR(optimizer, lambda done: learning_rate_factor(kind, done + 1, warmup, total_steps, floor))
+        first = 1
+        if self.training.parity == "llamafactory":  # its first step has rate 0, and its decay ends there
+            first, floor = 0, 0.0
+        return LambdaLR(optimizer, lambda done: learning_rate_factor(kind, first + done, warmup, total_steps, floor))
 
 
 def set_step(scheduler: LambdaLR, step: int) -> None:
@@ -55,7 +58,7 @@ def learning_rate_factor(kind: str, step: int, warmup: int, total: int, floor: f
         floor     /        ╰───      with p = (step - warmup) / (total - warmup)
                  1  warmup   total
     """
-    if step <= warmup:
+    if step < warmup:
         return step / warmup
     if kind == "constant":
         return 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,18 +23,10 @@ def apply_fsdp(model: PreTrainedModel, mesh: DeviceMesh, parallel: ParallelConfi
     Tied embeddings stay in the root unit, where both ends of the model find the one parameter gathered.
     Parameters keep float32 masters; compute runs in ``param_dtype`` and reductions in ``reduce_dtype``.
     """
-    ignored = _ignored_parameters(model, parallel)
-    options = {
-        "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=DTYPES[parallel.param_dtype], reduce_dtype=DTYPES[parallel.reduce_dtype]
-        ),
-        "ignored_params": ignored,
-    }
-    units = _units(model, parallel)
-    for unit in units:
-        fully_shard(unit, reshard_after_forward=parallel.reshard_after_forward, **options)
-    fully_shard(model, reshard_after_forward=False, **options)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[parallel.param_dtype], reduce_dtype=DTYPES[parallel.reduce_dtype])
+    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, ignored_params=_ignored_parameters(model, parallel))
+    units = [shard(unit, reshard_after_forward=parallel.reshard_after_forward) for unit in _units(model, parallel)]
+    shard(model, reshard_after_forward=False)
     _sum_gradients(model)
     _prefetch(units, parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
 
@@ -66,9 +60,8 @@ def _sum_gradients(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _prefetch(units: list[nn.Module], forward: int, backward: int) -> None:
+def _prefetch(units: list[FSDPModule], forward: int, backward: int) -> None:
     """Gather the next units while one computes: ``units[i + 1 :]`` in forward, ``units[i - 1 ::-1]`` in backward."""
     for index, unit in enumerate(units):
-        assert isinstance(unit, FSDPModule)
         unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + forward])
         unit.set_modules_to_backward_prefetch(units[max(index - backward, 0) : index][::-1])

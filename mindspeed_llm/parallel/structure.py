@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -12,9 +14,11 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     Lists inside another list's elements (experts of a layer) lose to the list around them.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    if not lists:
-        return []
-    return list(max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters())))
+    return list(max(lists, key=_num_parameters)) if lists else []
+
+
+def _num_parameters(blocks: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for block in blocks for parameter in block.parameters())
 
 
 def has_tied_embeddings(model: PreTrainedModel) -> bool:
