@@ -106,7 +106,8 @@ class ChatTemplateEncoder:
             options["enable_thinking"] = THINK.present(answer["content"])
         prompt = self._render(before, tools, **options)
         start = _common_prefix(prompt, text)
-        if start < len(self._render(before, tools).rstrip()) or start == len(text):
+        fits = start == len(prompt) or start >= len(self._render(before, tools).rstrip())
+        if not fits or start == len(text):
             raise RowError("the tokenizer's chat template gives an answer no place after its prompt")
         return start
 
