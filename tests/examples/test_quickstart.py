@@ -1,4 +1,4 @@
-"""The shipped configurations load, and a short quickstart writes everything that a run promises."""
+"""A short quickstart learns, and writes everything that a run promises."""
 
 from __future__ import annotations
 
@@ -40,13 +40,6 @@ def train(name: str, output_dir: Path, *overrides: str, timeout: float = 240) ->
 
 def read_records(output_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-@pytest.mark.parametrize("name", ["quickstart.yaml", "quickstart_pretrain.yaml"])
-def test_configuration_loads(name: str) -> None:
-    config = load_config(EXAMPLES / name)
-    assert config.training.sample_prompt
-    assert not config.training.output_dir.startswith("/")
 
 
 @pytest.fixture(scope="module")
