@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mindspeed_llm.errors import DataError
+from mindspeed_llm.launch import report_error
 
 
 def sample_answer(
@@ -16,8 +20,10 @@ def sample_answer(
 
     With ``chat``, ``prompt`` is the user's turn of the tokenizer's chat template and the result is the assistant's,
     at most ``max_new_tokens`` tokens of it. Without, or when the tokenizer has no template, the model goes on writing
-    ``prompt`` and the result is what it added.
+    ``prompt`` and the result is what it added. Raises DataError if ``folder`` is no model folder.
     """
+    if not (Path(folder) / "config.json").is_file():
+        raise DataError(f"{folder}: not a Hugging Face model folder, there is no config.json in it")
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code).eval()
     is_chat = chat and tokenizer.chat_template is not None
@@ -38,15 +44,19 @@ def sample_answer(
     return str(tokenizer.decode(output[0, input_ids.shape[1] :], skip_special_tokens=True)).strip()
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m mindspeed_llm.sample", description="Ask an exported model.")
     parser.add_argument("folder", help="a Hugging Face model folder, such as a run's hf/")
     parser.add_argument("prompt")
     parser.add_argument("--max-new-tokens", type=int, default=64, metavar="N")
     parser.add_argument("--raw", action="store_true", help="go on writing the prompt instead of answering it in a chat")
     args = parser.parse_args()
-    print(sample_answer(args.folder, args.prompt, args.max_new_tokens, chat=not args.raw))
+    try:
+        print(sample_answer(args.folder, args.prompt, args.max_new_tokens, chat=not args.raw))
+    except Exception as error:
+        return report_error(error)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from mindspeed_llm.sample import sample_answer
+from mindspeed_llm.sample import main, sample_answer
 from tests.distributed import REPOSITORY
 
 PROMPT = "What is the opposite of hot?"
@@ -72,3 +72,20 @@ def test_answer_ends_with_the_turn(tmp_path: Path, tokenizer: PreTrainedTokenize
     ids = decode_greedily(model, tokenizer, TURN, 12)
     assert 1 < len(ids) < 12
     assert sample_answer(tmp_path, PROMPT, 12) == tokenizer.decode(ids[:-1]).strip()
+
+
+def test_command_line(
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    make_model(tmp_path, tokenizer)
+    monkeypatch.setattr("sys.argv", ["sample", str(tmp_path), PROMPT, "--raw", "--max-new-tokens", "5"])
+    assert main() == 0
+    assert capsys.readouterr().out == sample_answer(tmp_path, PROMPT, 5, chat=False) + "\n"
+    monkeypatch.setattr("sys.argv", ["sample", str(tmp_path / "absent"), PROMPT])
+    assert main() == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'absent'}: not a Hugging Face model folder, " + (
+        "there is no config.json in it\n"
+    )
