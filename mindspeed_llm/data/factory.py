@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from mindspeed_llm.config import Config, DatasetSource
+from mindspeed_llm.config import Config
 from mindspeed_llm.data.cache import code_fingerprint, fingerprint, prepare_once, tokenizer_fingerprint
 from mindspeed_llm.data.chat_template import ChatTemplateEncoder
 from mindspeed_llm.data.collate import Quirks
-from mindspeed_llm.data.conversation import RowError
-from mindspeed_llm.data.encode import EncodeOptions, TemplateEncoder
+from mindspeed_llm.data.encode import ConversationEncoder, EncodeOptions, TemplateEncoder
 from mindspeed_llm.data.packing import cut_stream
-from mindspeed_llm.data.prepare import ChunkEncoder, ConversationChunks, Item, TextChunks, encode_chunks
+from mindspeed_llm.data.prepare import ChunkEncoder, ConversationChunks, TextChunks, encode_chunks
 from mindspeed_llm.data.report import Report
-from mindspeed_llm.data.sources import Source, open_sources
+from mindspeed_llm.data.selection import Selection
+from mindspeed_llm.data.sources import data_files
 from mindspeed_llm.data.specs import DatasetSpec, dataset_specs
 from mindspeed_llm.data.store import RowWriter, TokenRows
 from mindspeed_llm.data.templates import SpecialToken, Style, Template, get_template
@@ -44,6 +41,7 @@ class Data:
 
     @property
     def report(self) -> str:
+        """The reports as lines for the log."""
         return "\n".join(map(str, self.reports))
 
 
@@ -90,29 +88,16 @@ class DataFactory:
 
     def _splits(self) -> list[_Split]:
         """The training rows first, then those of each evaluation data set."""
-        data = self.config.data
-        train = self._open("train", data.dataset)
-        if data.val_size:
-            held_out, kept = _hold_out(len(train.rows), data.val_size, self.config.training.seed)
-            return [train.select(kept), train.select(held_out)._replace(name="eval")]
-        if data.eval_dataset is None:
-            return [train]
-        evaluation = self._open("eval", data.eval_dataset)
-        if not data.eval_on_each_dataset:
-            return [train, evaluation]
-        return [train, *evaluation.by_dataset()]
-
-    def _open(self, name: str, dataset: str | DatasetSource) -> _Split:
-        """All rows of the data sets, one data set after the other."""
         data, stage = self.config.data, self.config.training.stage
-        sources: list[tuple[DatasetSpec, Source]] = []
-        rows: list[np.ndarray] = []
-        for spec in dataset_specs(dataset, data.dataset_dir, stage):
-            first = len(sources)
-            sources += [(spec, source) for source in open_sources(spec.path)]
-            addresses = [_addresses(i, len(source)) for i, (_, source) in enumerate(sources[first:], start=first)]
-            rows.append(_take(np.concatenate(addresses), spec.num_samples, data.max_samples, self.config.training.seed))
-        return _Split(name, sources, np.concatenate(rows))
+        train = dataset_specs(data.dataset, data.dataset_dir, stage)
+        if data.val_size:
+            return [_Split("train", train), _Split("eval", train, is_held_out=True)]
+        if data.eval_dataset is None:
+            return [_Split("train", train)]
+        evaluation = dataset_specs(data.eval_dataset, data.dataset_dir, stage)
+        if data.eval_on_each_dataset:
+            return [_Split("train", train), *(_Split(spec.name, [spec]) for spec in evaluation)]
+        return [_Split("train", train), _Split("eval", evaluation)]
 
     def _prepare(self, split: _Split) -> tuple[TokenRows, Report]:
         folder = prepare_once(self.folder, self._key(split), partial(self._write, split))
@@ -121,12 +106,12 @@ class DataFactory:
     def _key(self, split: _Split) -> str:
         """Names everything that the prepared rows depend on."""
         config = self.config
-        files = [(str(s.path.resolve()), s.path.stat().st_size, s.path.stat().st_mtime_ns) for _, s in split.sources]
+        files = [file.resolve() for spec in split.specs for file in data_files(spec.path)]
         template = get_template(config.data.template) if config.data.template else None
-        settings = config.data.model_dump(exclude={"dataset_dir", "tokenized_path", "preprocessing_num_workers"})
-        parts: list[object] = [split.name, files, settings, template, config.training.stage, self.llamafactory]
-        parts += [config.training.seed, config.model.split_special_tokens, tokenizer_fingerprint(self.tokenizer)]
-        parts += [[spec for spec, _ in split.sources], code_fingerprint()]
+        parts: list[object] = [split, [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]]
+        parts += [config.data.model_dump(exclude={"dataset_dir", "tokenized_path", "preprocessing_num_workers"})]
+        parts += [config.training.stage, config.training.seed, config.model.split_special_tokens, self.llamafactory]
+        parts += [template, tokenizer_fingerprint(self.tokenizer), code_fingerprint()]
         if self._writes_date(template):
             parts.append(self.today)
         return fingerprint(parts)
@@ -138,17 +123,16 @@ class DataFactory:
         return get_tool_format(self.config.data.tool_format or template.tools).is_dated
 
     def _write(self, split: _Split, folder: Path) -> None:
-        data = self.config.data
+        data, seed = self.config.data, self.config.training.seed
         is_text = self.config.training.stage == "pt"
-        report = Report(split.name, rows_read=len(split.rows), unused_columns=[] if is_text else split.unused_columns())
+        selection = Selection(split.specs, max_samples=data.max_samples, seed=seed)
+        if data.val_size:
+            selection.hold_out(data.val_size, seed, keep_held_out=split.is_held_out)
+        report = Report(split.name, len(selection), unused_columns=[] if is_text else selection.unused_columns())
         writer = RowWriter(folder, with_labels=not is_text)
-        chunks = encode_chunks(
-            self._encoder(),
-            split.chunks(data.preprocessing_batch_size),
-            workers=data.preprocessing_num_workers or 1,
-            total=len(split.rows),
-        )
-        for chunk in chunks:
+        workers = data.preprocessing_num_workers or 1
+        chunks = selection.chunks(data.preprocessing_batch_size)
+        for chunk in encode_chunks(self._encoder(), chunks, workers=workers, total=len(selection)):
             writer.write(chunk.input_ids, chunk.labels, chunk.lengths, chunk.row_sizes)
             report.add(chunk.tally)
             self._check_bad_rows(report)
@@ -192,12 +176,14 @@ class DataFactory:
             llamafactory=self.llamafactory,
             style=style,
         )
+        encode: ConversationEncoder
         if data.template is None:
             encode = ChatTemplateEncoder(self.tokenizer, options, split_special_tokens=split_special_tokens)
-            return ConversationChunks(encode, options, capacity if packs else None)
-        template = get_template(data.template)
-        tokeniser = Tokeniser(self.tokenizer, eos=template.eos, split_special_tokens=split_special_tokens)
-        return ConversationChunks(TemplateEncoder(template, tokeniser, options), options, capacity if packs else None)
+        else:
+            template = get_template(data.template)
+            tokeniser = Tokeniser(self.tokenizer, eos=template.eos, split_special_tokens=split_special_tokens)
+            encode = TemplateEncoder(template, tokeniser, options)
+        return ConversationChunks(encode, options, capacity if packs else None)
 
     def _text_encoder(self) -> TextChunks:
         """Documents end with the tokenizer's eos token, and begin with bos if it is a tokenizer that adds one."""
@@ -213,59 +199,9 @@ class DataFactory:
 
 
 class _Split(NamedTuple):
-    """Rows to prepare, in order: each is the position of its file in ``sources`` and its index in the file."""
+    """Rows that are prepared together."""
 
     name: str
-    sources: list[tuple[DatasetSpec, Source]]
-    rows: np.ndarray  # [rows, 2] int64
-
-    def select(self, order: np.ndarray) -> _Split:
-        return self._replace(rows=self.rows[order])
-
-    def by_dataset(self) -> list[_Split]:
-        names = np.array([spec.name for spec, _ in self.sources])[self.rows[:, 0]]
-        return [self._replace(name=str(name), rows=self.rows[names == name]) for name in dict.fromkeys(names)]
-
-    def chunks(self, size: int) -> Iterator[Sequence[Item]]:
-        items = (self._item(source, index) for source, index in self.rows.tolist())
-        while chunk := list(islice(items, size)):
-            yield chunk
-
-    def _item(self, position: int, index: int) -> Item:
-        spec, source = self.sources[position]
-        try:
-            return Item(spec, source.where(index), source[index])
-        except RowError as error:
-            return Item(spec, source.where(index), error)
-
-    def unused_columns(self) -> list[str]:
-        """Columns of the files' first rows that no part of a conversation is read from."""
-        unused: dict[str, None] = {}
-        for spec, source in self.sources:
-            try:
-                unused |= {column: None for column in source[0] if column not in spec.columns.values()}
-            except (RowError, IndexError):
-                continue
-        return list(unused)
-
-
-def _addresses(source: int, rows: int) -> np.ndarray:
-    return np.stack([np.full(rows, source, np.int64), np.arange(rows, dtype=np.int64)], axis=1)
-
-
-def _take(rows: np.ndarray, num_samples: int | None, max_samples: int | None, seed: int) -> np.ndarray:
-    """``num_samples`` rows at random, each once before any is taken twice; then the first ``max_samples``."""
-    if num_samples is not None and len(rows):
-        generator = np.random.default_rng(seed)
-        rounds = -(-num_samples // len(rows))
-        rows = rows[np.concatenate([generator.permutation(len(rows)) for _ in range(rounds)])[:num_samples]]
-    return rows[:max_samples]
-
-
-def _hold_out(rows: int, val_size: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the evaluation and of the training rows: the two parts of one permutation, as LLaMA-Factory has it."""
-    size = int(val_size) if val_size >= 1 else int(np.ceil(rows * val_size))
-    if size >= rows:
-        raise DataError(f"data.val_size: {val_size:g} leaves nothing of {rows} rows to train on")
-    order = np.random.default_rng(seed).permutation(rows)
-    return order[:size], order[size:]
+    specs: list[DatasetSpec]
+    is_held_out: bool = False
+    """The part of the training data that ``data.val_size`` sets aside."""

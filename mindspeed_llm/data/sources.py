@@ -188,15 +188,21 @@ _READERS: dict[str, Callable[[Path], Source]] = {
 }
 
 
-def open_sources(path: Path) -> list[Source]:
+def data_files(path: Path) -> list[Path]:
     """The file, or all data files of the folder and its subfolders in the order of their names."""
     files = [path]
     if path.is_dir():
         found = (file for file in path.rglob("*") if file.suffix in _READERS and file.name != "dataset_info.json")
         files = sorted(file for file in found if not any(part.startswith(".") for part in file.relative_to(path).parts))
+    known = ", ".join(_READERS)
     if not files:
-        raise DataError(f"{path}: no data file in this folder; known are {', '.join(_READERS)}.")
+        raise DataError(f"{path}: no data file in this folder; known are {known}.")
     for file in files:
         if file.suffix not in _READERS:
-            raise DataError(f"{file}: unknown kind of data file {file.suffix!r}; known are {', '.join(_READERS)}.")
-    return [_READERS[file.suffix](file) for file in files]
+            raise DataError(f"{file}: unknown kind of data file {file.suffix!r}; known are {known}.")
+    return files
+
+
+def open_source(file: Path) -> Source:
+    """The rows of one of ``data_files``."""
+    return _READERS[file.suffix](file)

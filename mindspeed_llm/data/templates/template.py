@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 
 from mindspeed_llm.data.conversation import Conversation, Exchange, Message
@@ -54,7 +54,7 @@ class Style:
     tool_format: str | None = None
     isolate_content: bool = False
     """Keep the data's text in pieces of its own (for ``split_special_tokens``)."""
-    today: date = date(2025, 1, 1)
+    today: date = field(default_factory=date.today)
     llamafactory: bool = False
     """Join parallel tool results in the way of LLaMA-Factory, the Qwen way whatever the family."""
 

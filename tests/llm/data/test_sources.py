@@ -12,13 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from mindspeed_llm.data.conversation import RowError
-from mindspeed_llm.data.sources import open_sources
+from mindspeed_llm.data.sources import Source, data_files, open_source
 from mindspeed_llm.data.specs import dataset_specs
 from mindspeed_llm.errors import ConfigError, DataError
 
 from .conftest import Prepare, WriteRows, alpaca
 
 ROWS = [alpaca(f"Question {i}?", f"Answer {i} — 等于。") for i in range(3)]
+
+
+def open_sources(path: Path) -> list[Source]:
+    return [open_source(file) for file in data_files(path)]
 
 
 def write_as(kind: str, folder: Path) -> Path:
