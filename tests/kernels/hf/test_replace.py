@@ -111,6 +111,14 @@ def test_gradient_checkpointing(use_reentrant):
     assert distance(recomputed_gradients, gradients) == 0
 
 
+@pytest.fixture
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("family", ["qwen3", "glm4"])
 def test_compiled_in_one_graph(family):
     model = build(family)
@@ -129,6 +137,7 @@ def test_compiled_in_one_graph(family):
     assert distance({n.removeprefix("_orig_mod."): g for n, g in compiled_gradients.items()}, gradients) < 1e-5
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_layers_compiled_one_by_one_share_a_compilation():
     model = build("qwen3")
     hf.apply(model)
@@ -140,6 +149,7 @@ def test_layers_compiled_one_by_one_share_a_compilation():
     assert backend.frame_count == 1
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_inductor():
     model = build("llama")
     hf.apply(model)
