@@ -28,26 +28,37 @@ def rms_norm(
     eps: float = 1e-6,
     zero_centered: bool = False,
     cast_order: CastOrder = "hf",
-    residual: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> Tensor:
     """``x / sqrt(mean(x²) + eps) * weight`` over the last dimension; see :func:`mindspeed_kernels.rms_norm`."""
-    if residual is not None:
-        x = x + residual
     wide = _widened(x)
     normalized = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight is None:
-        y = normalized.to(x.dtype)
-    else:
-        factor = 1.0 + _widened(weight) if zero_centered else _widened(weight)
-        if cast_order == "hf":  # x.dtype times weight.dtype, with PyTorch's promotion
-            y = (_widened(normalized.to(x.dtype)) * factor).to(torch.promote_types(x.dtype, weight.dtype))
-        else:
-            y = (normalized * factor).to(x.dtype)
-    return y if residual is None else (y, x)
+        return normalized.to(x.dtype)
+    _check_weight(weight, x)
+    factor = 1.0 + _widened(weight) if zero_centered else _widened(weight)
+    if cast_order == "hf":  # x.dtype times weight.dtype, with PyTorch's promotion
+        return (_widened(normalized.to(x.dtype)) * factor).to(torch.promote_types(x.dtype, weight.dtype))
+    return (normalized * factor).to(x.dtype)
+
+
+def add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    zero_centered: bool = False,
+    cast_order: CastOrder = "hf",
+) -> tuple[Tensor, Tensor]:
+    """``rms_norm(x + residual)`` and ``x + residual``, which is rounded first."""
+    _check_like("rms_norm", "residual", residual, "x", x)
+    total = x + residual
+    return rms_norm(total, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order), total
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> tuple[Tensor, Tensor]:
     """Rotary position embedding of queries and keys; see :func:`mindspeed_kernels.rotary`."""
+    _check_rotary(q, k, cos, sin)
     rotary_dim = cos.shape[-1]
     out_dtype = torch.promote_types(q.dtype, cos.dtype)
     cos, sin = _widened(cos).unsqueeze(1), _widened(sin).unsqueeze(1)  # [batch | 1, 1, seq, rotary_dim]
@@ -70,5 +81,64 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """``silu(gate) * up``; see :func:`mindspeed_kernels.swiglu`."""
     if up is None:
+        torch._check(
+            gate.shape[-1] % 2 == 0,
+            lambda: (
+                f"swiglu: without up, the last dimension of gate must be even to hold [gate | up], but gate is "
+                f"{list(gate.shape)}"
+            ),
+        )
         gate, up = gate.chunk(2, dim=-1)
+    _check_like("swiglu", "up", up, "gate", gate)
     return (F.silu(_widened(gate)) * _widened(up)).to(gate.dtype)
+
+
+def _check_weight(weight: Tensor, x: Tensor) -> None:
+    torch._check(
+        weight.shape == x.shape[-1:],
+        lambda: (
+            f"rms_norm: weight must have shape {list(x.shape[-1:])}, the last dimension of x {list(x.shape)}, but "
+            f"has {list(weight.shape)}"
+        ),
+    )
+
+
+def _check_like(op: str, name: str, tensor: Tensor, model_name: str, model: Tensor) -> None:
+    torch._check(
+        tensor.shape == model.shape and tensor.dtype == model.dtype,
+        lambda: (
+            f"{op}: {name} must be like {model_name}, {list(model.shape)} of {model.dtype}, but is "
+            f"{list(tensor.shape)} of {tensor.dtype}"
+        ),
+    )
+
+
+def _check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def fits() -> bool:
+        if q.dim() != 4 or k.dim() != 4 or cos.dim() != 3:
+            return False
+        batch, _, seq, head_dim = q.shape
+        return (
+            (k.shape[0], *k.shape[2:]) == (batch, seq, head_dim)
+            and cos.shape == sin.shape
+            and cos.shape[0] in (1, batch)
+            and cos.shape[1] == seq
+            and cos.shape[2] % 2 == 0
+            and cos.shape[2] <= head_dim
+        )
+
+    torch._check(
+        fits(),
+        lambda: (
+            "rotary: q [batch, num_heads, seq, head_dim], k [batch, num_key_value_heads, seq, head_dim] and cos and "
+            "sin [batch or 1, seq, even rotary_dim <= head_dim] do not fit together: "
+            f"q is {list(q.shape)}, k {list(k.shape)}, cos {list(cos.shape)}, sin {list(sin.shape)}"
+        ),
+    )
+    torch._check(
+        q.dtype == k.dtype and cos.dtype == sin.dtype,
+        lambda: (
+            f"rotary: q and k, and cos and sin, must have one dtype, but have {q.dtype} and {k.dtype}, {cos.dtype} "
+            f"and {sin.dtype}"
+        ),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 import torch
 from torch import Tensor
@@ -62,12 +62,15 @@ def rms_norm(
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit together.
+        ValueError: ``cast_order`` is none of the two.
     """
-    if not has_kernel(x, weight, residual):
-        return reference.rms_norm(
-            x, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order, residual=residual
-        )
+    if cast_order not in get_args(CastOrder):
+        raise ValueError(f"cast_order is {cast_order!r}, but must be one of {', '.join(get_args(CastOrder))}")
     round_before_weight = cast_order == "hf"
+    if not has_kernel(x, weight, residual):
+        if residual is None:
+            return reference.rms_norm(x, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order)
+        return reference.add_rms_norm(x, residual, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order)
     if residual is None:
         y, _ = torch.ops.mindspeed.rms_norm(x, weight, eps, zero_centered, round_before_weight)
         return y

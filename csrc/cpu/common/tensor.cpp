@@ -52,6 +52,7 @@ namespace {
 
 // The one distance between all rows of [..., length], or nothing if the leading dimensions do not lie evenly.
 std::optional<int64_t> row_stride(const Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
   std::optional<int64_t> stride;  // of the innermost leading dimension that has more than one entry
   int64_t next = 0;               // what the stride of the dimension outside must be
   for (int64_t d = tensor.dim() - 2; d >= 0; --d) {
