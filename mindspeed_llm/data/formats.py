@@ -169,9 +169,16 @@ def _tools(row: Row, spec: DatasetSpec) -> tuple[dict[str, Any], ...]:
             raise RowError(f"column {spec.column('tools')!r} is not JSON: {error}") from None
     if isinstance(value, Mapping):
         value = [value]
-    if not isinstance(value or [], list) or not all(isinstance(tool, Mapping) for tool in value or []):
-        raise RowError(f"column {spec.column('tools')!r} is not a list of tools")
-    return tuple(value or ())
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(map(_is_tool, value)):
+        raise RowError(f"column {spec.column('tools')!r} is not a list of tools with a 'name'")
+    return tuple(value)
+
+
+def _is_tool(value: Any) -> bool:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _thinking_system(system: str, has_tools: bool) -> str:

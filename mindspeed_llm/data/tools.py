@@ -112,7 +112,7 @@ def _call_mistral(calls: Sequence[ToolCall]) -> str:
 
 def _describe_glm4(tools: Sequence[Tool], today: date) -> str:
     schemas = "".join(
-        f"\n\n## {tool['name']}\n\n{_json(tool, indent=4)}\n在调用上述函数时，请使用 Json 格式表示调用参数。"
+        f"\n\n## {tool['name']}\n\n{_json(tool, indent=4)}\n在调用上述函数时，请使用 Json 格式表示调用的参数。"
         for tool in map(_function, tools)
     )
     return (

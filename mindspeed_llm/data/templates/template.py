@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import date
 
-from mindspeed_llm.data.conversation import Conversation, Exchange, Message
+from mindspeed_llm.data.conversation import Conversation, Exchange, Message, RowError
 from mindspeed_llm.data.tools import ToolFormat, get_tool_format
 
 _TOKENS = re.compile(r"\{(bos|eos)\}")
@@ -102,7 +102,10 @@ class Template:
         exchanges = list(conversation.exchanges())
         system = conversation.system or (self.default_system if style.default_system is None else style.default_system)
         if conversation.tools:
-            system += tools.describe(conversation.tools, style.today)
+            try:
+                system += tools.describe(conversation.tools, style.today)
+            except (AttributeError, KeyError, TypeError) as error:
+                raise RowError(f"its tools do not have the form of a JSON schema ({error!r})") from None
         turns = []
         for index, exchange in enumerate(exchanges):
             source = self._prompt(exchange, system if index == 0 else "", style)

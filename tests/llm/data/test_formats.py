@@ -151,6 +151,8 @@ def turns(*roles: str) -> dict[str, Any]:
         ("sharegpt", {"conversations": [{"from": "human"}, {"from": "gpt", "value": "x"}]}, "message 1 is missing"),
         ("openai", openai_calls("{town"), "the arguments of 'weather' are not JSON"),
         ("openai", openai_calls({}) | {"tools": "[{"}, "column 'tools' is not JSON"),
+        ("openai", openai_calls({}) | {"tools": [{"title": "x"}]}, "column 'tools' is not a list of tools with a"),
+        ("openai", openai_calls({}) | {"tools": 3}, "column 'tools' is not a list of tools"),
     ],
 )
 def test_rows_that_cannot_be_used(formatting: str, row: dict[str, Any], reason: str) -> None:

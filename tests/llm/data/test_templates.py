@@ -114,6 +114,24 @@ def test_text_before_a_call_is_kept(shared_tokenizer: PreTrainedTokenizerBase) -
     assert 'Let me look.\n<tool_call>\n{"name": "weather"' in shared_tokenizer.decode(document.input_ids)
 
 
+def test_glm4_tools(shared_tokenizer: PreTrainedTokenizerBase) -> None:
+    call = Message("assistant", "", (ToolCall("weather", {"town": "A"}),))
+    messages = (Message("user", "Cold?"), call, Message("tool", "1"), Message("assistant", "No."))
+    conversation = Conversation(messages, tools=({"name": "weather", "parameters": {}},))
+    document = encode(shared_tokenizer, "glm4", conversation)
+    text = shared_tokenizer.decode(document.input_ids)
+    assert '## weather\n\n{\n    "name": "weather",\n    "parameters": {}\n}\n在调用上述函数时' in text
+    assert 'Cold?<|assistant|>weather\n{"town": "A"}<|observation|>\n1<|assistant|>\nNo.' in text
+    assert spans(document) == 2
+
+
+def test_tools_that_are_no_schema_spoil_their_row(prepare: Prepare, write_rows: WriteRows) -> None:
+    tools = [{"name": "weather", "parameters": {"properties": ["town"]}}]
+    path = write_rows([alpaca(tools=tools), alpaca()])
+    report = prepare({"file_name": str(path), "columns": {"tools": "tools"}}, template="chatml").report
+    assert f"{path}:1: its tools do not have the form of a JSON schema" in report
+
+
 def test_thoughts(shared_tokenizer: PreTrainedTokenizerBase) -> None:
     """On: the model says itself that it does not think. Off and as is: the prompt says so, and it is not trained."""
     thought = Conversation((Message("user", "Hi"), Message("assistant", "<think>\nhm\n</think>\n\nHello")))
