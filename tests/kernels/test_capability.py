@@ -1,0 +1,55 @@
+"""Instruction sets: the choice at run time, and the operators' tests on each of them that this machine has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mindspeed_kernels
+from mindspeed_kernels import _C
+
+LEVELS = ["default", "avx2", "avx512", "avx512_bf16", "amx"]
+TESTS = Path(__file__).parent
+OPERATOR_TESTS = [
+    str(TESTS / name) for name in ("test_rms_norm.py", "test_rotary.py", "test_swiglu.py", "test_conversion.py")
+]
+
+
+def run(capability: str, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "MINDSPEED_CPU_CAPABILITY": capability, "OMP_NUM_THREADS": "2"}
+    return subprocess.run([sys.executable, *args], env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("level", [level for level in LEVELS[: LEVELS.index(_C.cpu_capability())] if level != "amx"])
+def test_operators_on_lower_levels(level: str) -> None:
+    """The whole tests once more for each level below the one that this process uses."""
+    result = run(level, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *OPERATOR_TESTS)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_kernels_follow_the_environment() -> None:
+    result = run("default", "-c", "from mindspeed_kernels import _C; print(*set(_C.cpu_kernels().values()))")
+    assert result.stdout.split() == ["default"], result.stderr
+
+
+def test_no_level_above_the_machine() -> None:
+    result = run("amx", "-c", "from mindspeed_kernels import _C; print(_C.cpu_capability())")
+    assert result.stdout.strip() == _C.detected_cpu_capability(), result.stderr
+
+
+def test_unknown_level() -> None:
+    result = run("avx9", "-c", "import mindspeed_kernels")
+    assert (
+        "ValueError: MINDSPEED_CPU_CAPABILITY=avx9 is not one of default avx2 avx512 avx512_bf16 amx" in result.stderr
+    )
+
+
+def test_report() -> None:
+    result = run("default", "-m", "mindspeed_kernels")
+    assert result.returncode == 0, result.stderr
+    for word in ("torch", "cpu capability", "lowered from", *mindspeed_kernels.__all__):
+        assert word in result.stdout or _C.detected_cpu_capability() == "default", result.stdout

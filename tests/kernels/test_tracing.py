@@ -1,0 +1,103 @@
+"""The operators as PyTorch sees them: schemas, tracing rules, torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import mindspeed_kernels as kernels
+
+OPS = torch.ops.mindspeed
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
+    return torch.randn(shape).to(dtype).requires_grad_(grad)
+
+
+def heads(*shape: int, **options) -> Tensor:
+    """[batch, heads, seq, head_dim] as transformers passes it."""
+    return rand(shape[0], shape[2], shape[1], shape[3], **options).detach().transpose(1, 2).requires_grad_()
+
+
+HALF = torch.bfloat16
+ROTATED = (heads(2, 4, 5, 8), heads(2, 2, 5, 8), rand(1, 5, 6, grad=False), rand(1, 5, 6, grad=False))
+CALLS = {
+    "rms_norm": (OPS.rms_norm, (rand(2, 3, 8), rand(8), 1e-6, False, True)),
+    "rms_norm without weight": (OPS.rms_norm, (rand(2, 3, 8), None, 1e-6, False, True)),
+    "rms_norm, wider weight": (OPS.rms_norm, (rand(2, 3, 8, dtype=HALF), rand(8), 1e-6, True, True)),
+    "add_rms_norm": (OPS.add_rms_norm, (rand(2, 3, 8), rand(2, 3, 8), rand(8), 1e-6, False, False)),
+    "rms_norm_backward": (
+        OPS.rms_norm_backward,
+        (rand(2, 8), rand(2, 8), rand(2, 8), rand(8), torch.rand(2), False, True, True),
+    ),
+    "rms_norm_backward without weight": (
+        OPS.rms_norm_backward,
+        (rand(2, 8), None, rand(2, 8), None, torch.rand(2), False, True, False),
+    ),
+    "rotary": (OPS.rotary, (*ROTATED, False)),
+    "rotary, strided": (OPS.rotary, (rand(2, 4, 5, 16)[..., ::2], *ROTATED[1:], True)),
+    "rotary_backward": (OPS.rotary_backward, (*ROTATED, True, torch.float32)),
+    "rotary_backward into half precision": (OPS.rotary_backward, (*ROTATED, False, HALF)),
+    "swiglu": (OPS.swiglu, (rand(2, 3, 8), rand(2, 3, 8))),
+    "swiglu, concatenated": (OPS.swiglu, (rand(2, 3, 8), None)),
+    "swiglu_backward": (OPS.swiglu_backward, (rand(3, 8), rand(3, 8), rand(3, 8))),
+    "swiglu_backward, concatenated": (OPS.swiglu_backward, (rand(3, 4), rand(3, 8), None)),
+}
+NOT_DIFFERENTIABLE = ("rms_norm_backward", "swiglu_backward")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_opcheck(call: str) -> None:
+    operator, arguments = CALLS[call]
+    tests = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    if not call.startswith(NOT_DIFFERENTIABLE):
+        tests.append("test_aot_dispatch_dynamic")
+    torch.library.opcheck(operator, arguments, test_utils=tests)
+
+
+def test_every_operator_is_checked() -> None:
+    registered = {
+        name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("mindspeed::")
+    }
+    assert registered == {operator._qualified_op_name.split("::")[1] for operator, _ in CALLS.values()}
+
+
+class Block(torch.nn.Module):
+    """All operators in one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Parameter(torch.rand(32)), torch.nn.Parameter(torch.rand(32))
+        self.project = torch.nn.Linear(32, 64)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        y = kernels.rms_norm(x, self.first)
+        q = k = y.unflatten(-1, (4, 8)).transpose(1, 2)
+        q, k = kernels.rotary(q, k, cos, sin)
+        y, total = kernels.rms_norm((q * k).transpose(1, 2).flatten(-2), self.second, residual=x)
+        return total + kernels.swiglu(self.project(y))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile_without_graph_break(backend: str, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    block = Block()
+    compiled = torch.compile(block, fullgraph=True, backend=backend, dynamic=dynamic)
+    for seq in (5, 7) if dynamic else (5,):
+        x = rand(2, seq, 32)
+        angle = torch.randn(1, seq, 8)
+        results = []
+        for function in (block, compiled):
+            y = function(x, angle.cos(), angle.sin())
+            results.append((y, *torch.autograd.grad(y.square().sum(), (x, *block.parameters()))))
+        for actual, expected in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_other_devices_run_the_reference() -> None:
+    x = torch.empty(2, 3, 8, device="meta")
+    assert kernels.rms_norm(x).shape == kernels.swiglu(x, x).shape == x.shape
+    q, cos = torch.empty(2, 4, 5, 8, device="meta"), torch.empty(1, 5, 8, device="meta")
+    assert kernels.rotary(q, q, cos, cos)[0].shape == q.shape
