@@ -81,11 +81,12 @@ def test_command_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     make_model(tmp_path, tokenizer)
+    expected = sample_answer(tmp_path, PROMPT, 5, chat=False)
     monkeypatch.setattr("sys.argv", ["sample", str(tmp_path), PROMPT, "--raw", "--max-new-tokens", "5"])
     assert main() == 0
-    assert capsys.readouterr().out == sample_answer(tmp_path, PROMPT, 5, chat=False) + "\n"
-    monkeypatch.setattr("sys.argv", ["sample", str(tmp_path / "absent"), PROMPT])
+    assert capsys.readouterr().out == f"{expected}\n"
+    absent = tmp_path / "absent"
+    monkeypatch.setattr("sys.argv", ["sample", str(absent), PROMPT])
     assert main() == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'absent'}: not a Hugging Face model folder, " + (
-        "there is no config.json in it\n"
-    )
+    message = f"error: {absent}: not a Hugging Face model folder, there is no config.json in it\n"
+    assert capsys.readouterr().err == message
