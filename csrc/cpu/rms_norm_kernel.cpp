@@ -62,7 +62,9 @@ void differentiate(const X* x, float rstd, const Y* grad_y, const X* grad_sum, X
 }  // namespace
 
 void rms_norm_forward_kernel(const RmsNormForward& args, int64_t begin, int64_t end) {
-  with_types(args.x_type, args.y_type, [&]<class X, class Y>(X, Y) {
+  with_types(args.x_type, args.y_type, [&](auto x, auto y) {
+    using X = decltype(x);
+    using Y = decltype(y);
     for (int64_t r = begin; r < end; ++r) {
       const X* x = row<X>(args.x, r);
       if (args.residual.data != nullptr) {
@@ -76,7 +78,9 @@ void rms_norm_forward_kernel(const RmsNormForward& args, int64_t begin, int64_t 
 }
 
 void rms_norm_backward_kernel(const RmsNormBackward& args, int64_t begin, int64_t end) {
-  with_types(args.x_type, args.y_type, [&]<class X, class Y>(X, Y) {
+  with_types(args.x_type, args.y_type, [&](auto x, auto y) {
+    using X = decltype(x);
+    using Y = decltype(y);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       float* grad_weight = nullptr;
       if (args.partial_weight != nullptr) {
@@ -93,7 +97,8 @@ void rms_norm_backward_kernel(const RmsNormBackward& args, int64_t begin, int64_
 }
 
 void rms_norm_weight_gradient_kernel(const RmsNormWeightGradient& args, int64_t begin, int64_t end) {
-  with_type(args.weight_type, [&]<class W>(W) {
+  with_type(args.weight_type, [&](auto element) {
+    using W = decltype(element);
     W* grad_weight = static_cast<W*>(args.grad_weight) + begin;
     const float* partial = args.partial_weight + begin;
     for_each_vector(end - begin, [&](int64_t i, auto lanes) {

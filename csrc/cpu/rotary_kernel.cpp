@@ -101,13 +101,16 @@ void rotary_kernel(const Rotary& args, int64_t begin, int64_t end) {
     const int64_t first = block % args.blocks_per_sequence * Rotary::kPositionsPerBlock;
     const int64_t left = args.seq - first;
     const int64_t count = left < Rotary::kPositionsPerBlock ? left : Rotary::kPositionsPerBlock;
-    with_type(args.angle_type, [&]<class Angle>(Angle) {
+    with_type(args.angle_type, [&](auto angle) {
+      using Angle = decltype(angle);
       for (int64_t i = 0; i < count; ++i)
         prepare(args, angles_at<Angle>(args.cos, batch, first + i), angles_at<Angle>(args.sin, batch, first + i),
                 rotations[i]);
     });
-    with_type(args.in_type, [&]<class In>(In) {
-      with_type(args.out_type, [&]<class Out>(Out) {
+    with_type(args.in_type, [&](auto in) {
+      using In = decltype(in);
+      with_type(args.out_type, [&](auto out) {
+        using Out = decltype(out);
         rotate<In, Out>(args, rotations, args.q, batch, first, count);
         rotate<In, Out>(args, rotations, args.k, batch, first, count);
       });

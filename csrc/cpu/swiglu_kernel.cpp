@@ -5,7 +5,8 @@
 namespace mindspeed::cpu::MINDSPEED_ISA {
 
 void swiglu_forward_kernel(const SwigluForward& args, int64_t begin, int64_t end) {
-  with_type(args.type, [&]<class T>(T) {
+  with_type(args.type, [&](auto element) {
+    using T = decltype(element);
     for (int64_t r = begin; r < end; ++r) {
       const T *gate = row<T>(args.gate, r), *up = row<T>(args.up, r);
       T* y = row<T>(args.y, r);
@@ -20,7 +21,8 @@ void swiglu_forward_kernel(const SwigluForward& args, int64_t begin, int64_t end
 
 // silu(g) = g σ(g) and σ' = σ (1 − σ), so that silu'(g) = σ + g σ (1 − σ).
 void swiglu_backward_kernel(const SwigluBackward& args, int64_t begin, int64_t end) {
-  with_type(args.type, [&]<class T>(T) {
+  with_type(args.type, [&](auto element) {
+    using T = decltype(element);
     for (int64_t r = begin; r < end; ++r) {
       const T *grad_y = row<T>(args.grad_y, r), *gate = row<T>(args.gate, r), *up = row<T>(args.up, r);
       T *grad_gate = row<T>(args.grad_gate, r), *grad_up = row<T>(args.grad_up, r);

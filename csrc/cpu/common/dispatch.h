@@ -34,9 +34,9 @@ Capability cpu_capability();
 template <class Arguments>
 using Kernel = void(const Arguments& arguments, int64_t begin, int64_t end);
 
-// The same kernel for each capability, nullptr where no source is written for it: the next lower one is taken
-// then. Elementwise kernels have nothing to gain from tiles, so that on an AMX machine they run their AVX-512
-// code.
+// The same kernel for each capability, nullptr where none is compiled for it (x86 levels on another processor):
+// the next lower one is taken then. Elementwise kernels have nothing to gain from tiles: their AMX code is their
+// AVX-512 code.
 template <class Arguments>
 struct KernelTable {
   const char* name;
@@ -61,8 +61,9 @@ struct KernelTable {
   namespace avx2 { Kernel<Arguments> name; }        \
   namespace avx512 { Kernel<Arguments> name; }      \
   namespace avx512_bf16 { Kernel<Arguments> name; } \
+  namespace amx { Kernel<Arguments> name; }         \
   inline constexpr KernelTable<Arguments> name{     \
-      #name, {&portable::name, &avx2::name, &avx512::name, &avx512_bf16::name, nullptr}};
+      #name, {&portable::name, &avx2::name, &avx512::name, &avx512_bf16::name, &amx::name}};
 #else
 #define MINDSPEED_KERNEL(name, Arguments)        \
   namespace portable { Kernel<Arguments> name; } \

@@ -292,7 +292,7 @@ void with_type(DType type, Body&& body) {
 // Calls body(In{}, Out{}) for an input and an output type: the same, or float32 out of half precision.
 template <class Body>
 void with_types(DType in, DType out, Body&& body) {
-  with_type(in, [&]<class In>(In) { out == in ? body(In{}, In{}) : body(In{}, float{}); });
+  with_type(in, [&](auto element) { out == in ? body(element, element) : body(element, float{}); });
 }
 
 }  // namespace
