@@ -1,0 +1,15 @@
+"""The operators under measurement, one file each with a function `cases()`."""
+
+from collections.abc import Iterator
+
+from benchmarks.case import Case
+from benchmarks.operators import rms_norm, rotary, swiglu
+
+OPERATORS = {"rms_norm": rms_norm, "rotary": rotary, "swiglu": swiglu}
+
+
+def cases(op: str | None = None, substring: str = "") -> Iterator[Case]:
+    """The cases of one operator or of all whose names contain a substring."""
+    for name, operator in OPERATORS.items():
+        if op in (None, name):
+            yield from (case for case in operator.cases() if substring in str(case))
