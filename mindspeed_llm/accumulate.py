@@ -27,6 +27,7 @@ class StepCounts:
     """Tokens, padding excluded."""
     attended_pairs: float
     """(query, key) pairs of causal attention within documents."""
+    micro_batches: float
 
 
 def count_step(window: list[Batch], distributed: Distributed, parity: str = "none") -> StepCounts:
@@ -40,6 +41,7 @@ def count_step(window: list[Batch], distributed: Distributed, parity: str = "non
         sum(batch.num_unshifted_labels for batch in window) if parity == "llamafactory" else targets,
         sum(batch.num_tokens for batch in window),
         sum(num_attended_pairs(batch) for batch in window),
+        len(window),
     ]
     return StepCounts(*distributed.sum(local))
 
@@ -55,7 +57,8 @@ def forward_backward(
 
     The loss is divided by the global number of targets, so summed gradients are those of the global batch's mean.
     A micro-batch's balancing loss counts by its share of the step's tokens, whichever rank it is on; in LLaMA-Factory
-    each counts in full, so that it grows with the accumulation.
+    each counts in full, so that it grows with the accumulation. Megatron's gradient is that of the mean of the
+    micro-batches' means, whatever their numbers of targets; the loss it reports is the mean over the targets.
     """
     device = next(model.parameters()).device
     total_loss = total_aux = torch.zeros((), device=device)
@@ -64,11 +67,12 @@ def forward_backward(
         cast(FSDPModule, model).set_requires_gradient_sync(index == len(window) - 1)
         share = 1.0 if parity == "llamafactory" else batch.num_tokens / max(counts.tokens, 1)
         loss, aux_loss = cross_entropy_sum(model, to_device(batch, device))
-        objective = loss = loss / max(counts.divisor, 1)
+        divisor = num_targets(batch) * counts.micro_batches if parity == "megatron" else counts.divisor
+        objective = loss / max(divisor, 1)
         if aux_loss is not None and aux_loss_coefficient:
             aux_loss = aux_loss * share
-            objective = loss + aux_loss_coefficient * aux_loss
+            objective = objective + aux_loss_coefficient * aux_loss
             total_aux = total_aux + aux_loss.detach()
         objective.backward()
-        total_loss = total_loss + loss.detach()
+        total_loss = total_loss + loss.detach() / max(counts.divisor, 1)
     return total_loss.item(), total_aux.item()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +22,7 @@ from mindspeed_llm.logging import set_up_logging
 from mindspeed_llm.models.factory import ModelFactory
 from mindspeed_llm.models.fused import fuse_operators
 from mindspeed_llm.models.loading import check_weights
+from mindspeed_llm.optim.scheduler import count_steps
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_mesh
 from mindspeed_llm.parallel.parallelize import parallelize
@@ -56,7 +56,7 @@ def dry_run(config: Config, world_size: int) -> None:
         drop_last=config.training.dataloader_drop_last,
         pad_token_id=padding_token(tokenizer),
     )
-    print(_describe_steps(config, len(data.train), len(loader), world_size))
+    print(_describe_steps(config, len(data.train) / data.epochs, len(loader) / data.epochs, world_size))
 
 
 @contextmanager
@@ -95,11 +95,11 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.3g}"
 
 
-def _describe_steps(config: Config, rows: int, steps_per_epoch: int, world_size: int) -> str:
+def _describe_steps(config: Config, rows: float, steps_per_epoch: float, world_size: int) -> str:
     training = config.training
     batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
-    total = training.max_steps if training.max_steps > 0 else math.ceil(training.num_train_epochs * steps_per_epoch)
     return (
         f"a step: {batch} rows × {accumulation} micro-batches × {world_size} ranks = "
-        f"{batch * accumulation * world_size} rows\nsteps: {steps_per_epoch} per epoch of {rows} rows, {total} in all"
+        f"{batch * accumulation * world_size} rows\nsteps: {steps_per_epoch:.10g} per epoch of {rows:.10g} rows, "
+        f"{count_steps(training, steps_per_epoch)} in all"
     )

@@ -33,7 +33,7 @@ from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.optim.clip import clip_gradients, clip_gradients_as_torch
 from mindspeed_llm.optim.optimizer import OptimizerFactory
-from mindspeed_llm.optim.scheduler import SchedulerFactory, set_step
+from mindspeed_llm.optim.scheduler import SchedulerFactory, count_steps, set_step
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_mesh
 from mindspeed_llm.parallel.parallelize import parallelize
@@ -95,7 +95,7 @@ class Trainer:
             batch_size=training.per_device_train_batch_size,
             accumulation=training.gradient_accumulation_steps,
             seed=training.seed,
-            shuffle=not training.disable_shuffling,
+            shuffle=not (training.disable_shuffling or data.shuffled),
             drop_last=training.dataloader_drop_last,
             **options,
         )
@@ -103,8 +103,8 @@ class Trainer:
             name: EvalLoader(rows, batch_size=training.per_device_eval_batch_size, **options)
             for name, rows in data.eval.items()
         }
-        steps = training.max_steps if training.max_steps > 0 else training.num_train_epochs * len(self.loader)
-        self.total_steps = math.ceil(steps)
+        self.steps_per_epoch = len(self.loader) / data.epochs
+        self.total_steps = count_steps(training, self.steps_per_epoch)
 
     def _build_model(self) -> None:
         """On the meta device first; weights go straight into the shards once the model is cut."""
@@ -131,7 +131,8 @@ class Trainer:
 
     def train(self, stop: StopRequest) -> bool:
         """Take the remaining steps. Returns False when a signal ended the run early (a checkpoint is then written)."""
-        save_steps, eval_steps = self.config.training.save_steps, self.config.training.eval_steps or len(self.loader)
+        save_steps = self.config.training.save_steps
+        eval_steps = self.config.training.eval_steps or math.ceil(self.steps_per_epoch)
         with self._metrics() as metrics:
             for window in self._windows():
                 record = self.train_step(window, stop)
@@ -274,7 +275,7 @@ class Trainer:
         peak = self.peak_flops and self.peak_flops * self.distributed.world_size
         record = {
             "step": self.step,
-            "epoch": round(self.step / len(self.loader), 6),
+            "epoch": round(self.step / self.steps_per_epoch, 6),
             "loss": loss,
             "grad_norm": grad_norm,
             "lr": learning_rate,

@@ -19,7 +19,7 @@ def resolve_files(source: Source) -> None:
     values = source.values
     _resolve(source, "model", "model_name_or_path", folder=True, holds="config.json")
     _resolve(source, "model", "tokenizer_name_or_path", folder=True)
-    _resolve(source, "data", "dataset", "file_name")
+    _resolve(source, "data", "dataset", "file_name", or_ending=".idx" if _is_indexed(values["data"]) else "")
     _resolve(source, "data", "eval_dataset", "file_name")
     data = values["data"] if isinstance(values["data"], dict) else {}
     if any(isinstance(data.get(name), str) for name in ("dataset", "eval_dataset")):
@@ -29,12 +29,18 @@ def resolve_files(source: Source) -> None:
     _resolve(source, "training", "resume_from_checkpoint", folder=True, besides=("auto",))
 
 
+def _is_indexed(data: Any) -> bool:
+    """Whether ``file_name`` may be a prefix of the files that are there."""
+    return isinstance(data, dict) and data.get("data_manager_type") == "mg"
+
+
 def _resolve(
     source: Source,
     *keys: str,
     folder: bool = False,
     holds: str | None = None,
     besides: tuple[str, ...] = (),
+    or_ending: str = "",
     remark: str = "",
 ) -> None:
     node: Any = source.values
@@ -45,7 +51,7 @@ def _resolve(
         return
     bases = (source.path.parent.absolute(), Path.cwd())
     candidates = list(dict.fromkeys(base / Path(given).expanduser() for base in bases))
-    found = [path for path in candidates if path.exists()]
+    found = [path for path in candidates if path.exists() or Path(f"{path}{or_ending}").exists()]
     fitting = [path for path in found if not folder or (path.is_dir() and (holds is None or (path / holds).is_file()))]
     if fitting:
         node[keys[-1]] = str(fitting[0])

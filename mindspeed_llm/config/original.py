@@ -66,7 +66,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "model.enable_fsdp_low_precision_all_gather": OriginalKey(_QUANTISED, ANY),
     "model.fsdp_low_precision_all_gather_mode": OriginalKey(_QUANTISED, ANY),
     # data
-    "data.data_manager_type": OriginalKey("it follows from training.stage", ("lf", "mg")),
     "data.overwrite_cache": OriginalKey(
         "prepared data is used again only if nothing that it depends on has changed", ANY
     ),
@@ -78,7 +77,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "data.ignore_pad_token_for_loss": OriginalKey("padding never counts in the loss", (True,)),
     "data.data_shared_file_system": OriginalKey("every rank reads the data files itself", ANY),
     "data.no_shared_storage": OriginalKey("every rank reads the data files itself", ANY),
-    "data.split": OriginalKey("use data.val_size", ("100,0,0",)),
     "data.create_attention_mask_in_dataloader": OriginalKey("attention masks are made where they are needed", ANY),
     "data.dataloader_type": OriginalKey("there is one kind of loader", ("single",)),
     "data.reset_attention_mask": OriginalKey("documents of a packed sequence never see each other", ANY),
@@ -165,6 +163,5 @@ ORIGINAL_KEYS |= {
 
 UNSUPPORTED_VALUES: dict[tuple[str, Any], str] = {
     ("parallel.param_dtype", "fp16"): "float16 gradients need loss scaling, which is not supported; bf16 needs none",
-    ("training.parity", "megatron"): "not supported yet",
 }
 """Values, planned or the original's, of keys that exist here."""

@@ -75,6 +75,11 @@ class DataConfig(Section):
     """The evaluation data, given like `dataset`."""
     dataset_dir: str = "data"
     """Folder of `dataset_info.json`, used when data sets are given by name."""
+    data_manager_type: Literal["lf", "mg"] = "lf"
+    """`mg`: `data.dataset.file_name` is the path of Megatron's `.bin` and `.idx` files without the ending; where there
+    are none, and with `lf`, it is read as rows or text."""
+    split: str = "100,0,0"
+    """Proportions in which `.bin` and `.idx` files are cut: documents to train on, to evaluate on, to leave alone."""
     template: str | None = None
     """Chat template for SFT (`qwen3`, `chatml`, `llama3`, ...); null: the tokenizer's own."""
     cutoff_len: PositiveInt = 2048
@@ -117,6 +122,8 @@ class DataConfig(Section):
             yield "val_size", f"{self.val_size:g} is neither a fraction below 1 nor a whole number of rows"
         if self.mask_history and self.train_on_prompt:
             yield "mask_history", "the loss cannot leave out earlier turns and count the prompt: drop train_on_prompt"
+        if self.data_manager_type == "lf" and self.split != "100,0,0":
+            yield "split", "cuts the files of data_manager_type: mg; use val_size"
 
 
 class ParallelConfig(Section):
@@ -157,7 +164,7 @@ class TrainingConfig(Section):
     """Seed of the weights, the order of the data and everything else that is random."""
     deterministic: Bool = True
     """Use only algorithms whose results do not vary from run to run."""
-    parity: Literal["none", "llamafactory"] = "none"
+    parity: Literal["none", "llamafactory", "megatron"] = "none"
     """Reproduce another system to the digit, its quirks included."""
 
     num_train_epochs: Float = Field(3.0, gt=0)
@@ -179,14 +186,18 @@ class TrainingConfig(Section):
 
     lr: Float = Field(1e-5, ge=0)
     """Peak learning rate."""
-    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """How the learning rate falls after the warm-up; `wsd`: it stays at the peak and falls at the end."""
+    wsd_decay_steps: PositiveInt | None = None
+    """Number of steps in which the learning rate falls with `wsd`; null: a tenth of all."""
+    wsd_decay_style: Literal["linear", "minus_sqrt"] = "minus_sqrt"
+    """How it falls with `wsd`: in a line, or fast and then slower, as 1 - sqrt."""
     warmup_ratio: Float | None = Field(None, ge=0, le=1)
     """Part of all steps in which the learning rate rises from 0; null: 0.03 unless `warmup_steps` is given."""
     warmup_steps: NonNegativeInt | None = None
     """Number of steps in which the learning rate rises from 0."""
     min_lr: Float = Field(1e-6, ge=0)
-    """Learning rate at the end of the schedule (cosine and linear)."""
+    """Learning rate at the end of the schedule (unless it is constant)."""
     weight_decay: Float = Field(0.01, ge=0)
     """Decoupled weight decay of AdamW; norms and biases get none."""
     adam_beta1: Float = Field(0.9, ge=0, lt=1)
@@ -228,6 +239,8 @@ class TrainingConfig(Section):
             yield "warmup_steps", f"{self.warmup_steps} and warmup_ratio {self.warmup_ratio:g} are both given; drop one"
         if self.lr_scheduler_type != "constant" and self.min_lr > self.lr > 0:
             yield "min_lr", f"{self.min_lr:g} is above lr {self.lr:g}: the learning rate would rise; lower min_lr"
+        if self.lr_scheduler_type != "wsd" and self.wsd_decay_steps is not None:
+            yield "wsd_decay_steps", f"is for lr_scheduler_type: wsd, not {self.lr_scheduler_type}"
 
 
 class OptimizationConfig(Section):
@@ -249,6 +262,10 @@ class Config(Section):
     parallel: ParallelConfig = ParallelConfig()
     training: TrainingConfig
     optimization: OptimizationConfig = OptimizationConfig()
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.data.data_manager_type == "mg" and self.training.stage != "pt":
+            yield "training", f"stage {self.training.stage} has no use for data.data_manager_type: mg; set stage: pt"
 
     def dump_yaml(self) -> str:
         """The configuration with every default filled in; reading it again gives an equal one."""

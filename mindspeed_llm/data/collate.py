@@ -79,10 +79,10 @@ class Collator:
         return batch
 
     def _targets(self, row: Row) -> np.ndarray:
-        """Labels shifted by one; the last position of a document has no target."""
-        targets = np.append(row["labels"][1:], IGNORE)
+        """Labels shifted by one; the last position of a document has no target, that of a row the label behind it."""
+        targets = np.append(row["labels"][1:], IGNORE)[: len(row["input_ids"])]
         if not self.quirks:
-            targets[np.cumsum(row["lengths"]) - 1] = IGNORE
+            targets[np.cumsum(row["lengths"])[:-1] - 1] = IGNORE
         return targets
 
     def _positions(self, row: Row, width: int) -> np.ndarray:

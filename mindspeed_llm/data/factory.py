@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -15,6 +16,8 @@ from mindspeed_llm.data.cache import code_fingerprint, fingerprint, prepare_once
 from mindspeed_llm.data.chat_template import ChatTemplateEncoder
 from mindspeed_llm.data.collate import Quirks
 from mindspeed_llm.data.encode import ConversationEncoder, EncodeOptions, TemplateEncoder
+from mindspeed_llm.data.loader import RowDataset
+from mindspeed_llm.data.megatron.build import build_splits, indexed_prefix
 from mindspeed_llm.data.packing import cut_stream
 from mindspeed_llm.data.prepare import ChunkEncoder, ConversationChunks, TextChunks, encode_chunks
 from mindspeed_llm.data.report import Report
@@ -33,11 +36,15 @@ from mindspeed_llm.models.registry import import_plugins
 class Data:
     """Rows to train on and to evaluate on, and what happened on the way to them."""
 
-    train: TokenRows
-    eval: dict[str, TokenRows]
+    train: RowDataset
+    eval: Mapping[str, RowDataset]
     reports: tuple[Report, ...]
     quirks: Quirks | None = None
     """For the loaders, in runs that must reproduce LLaMA-Factory."""
+    shuffled: bool = False
+    """The rows of ``train`` come in the order of their use: the loader must not shuffle them again."""
+    epochs: int = 1
+    """Passes over the documents that one pass over ``train`` makes."""
 
     @property
     def report(self) -> str:
@@ -73,6 +80,9 @@ class DataFactory:
 
     def create(self) -> Data:
         """The prepared data. Raises ``DataError`` when there is none, with the reasons."""
+        prefix = indexed_prefix(self.config)
+        if prefix is not None:
+            return self._create_indexed(prefix)
         splits = self._splits()
         prepared = [self._prepare(split) for split in splits]
         data, stage = self.config.data, self.config.training.stage
@@ -84,6 +94,17 @@ class DataFactory:
             eval={split.name: rows for split, (rows, _) in zip(splits[1:], prepared[1:], strict=True)},
             reports=tuple(report for _, report in prepared),
             quirks=quirks,
+        )
+
+    def _create_indexed(self, prefix: str) -> Data:
+        """Tokens that Megatron's tools have prepared are read as they are, in its order."""
+        splits = build_splits(self.config, prefix)
+        return Data(
+            train=splits["train"],
+            eval={name: rows for name, rows in splits.items() if name != "train"},
+            reports=tuple(rows.report(name) for name, rows in splits.items()),
+            shuffled=True,
+            epochs=splits["train"].order.epochs,
         )
 
     def _splits(self) -> list[_Split]:

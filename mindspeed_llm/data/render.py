@@ -5,10 +5,10 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.data.encode import IGNORE
-from mindspeed_llm.data.store import TokenRows
+from mindspeed_llm.data.loader import RowDataset
 
 
-def render_first_sample(dataset: TokenRows, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 1000) -> str:
+def render_first_sample(dataset: RowDataset, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 1000) -> str:
     """The first row as text with what is trained on in ``[[ ]]``, then its ids and labels.
 
     A packed row shows its documents one below the other.

@@ -18,10 +18,13 @@ from mindspeed_llm.data.encode import IGNORE
 
 
 class Row(TypedDict):
-    """One row of a data set. Labels are not shifted; -100 marks what is not trained on."""
+    """One row of a data set. Labels are not shifted; -100 marks what is not trained on.
+
+    ``labels`` may have one token more than ``input_ids``: the target of the last position.
+    """
 
     input_ids: np.ndarray  # [tokens] int32
-    labels: np.ndarray  # [tokens] int32
+    labels: np.ndarray  # [tokens] or [tokens + 1] int32
     lengths: np.ndarray  # [documents] int64: tokens of each document in the row
 
 

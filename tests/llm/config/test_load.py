@@ -75,7 +75,7 @@ def test_empty_sections_have_their_defaults(load: Load) -> None:
         ("training.deterministic=2", "must be true or false, got the number 2"),
         ("training.deterministic='yes'", "must be true or false, got the text 'yes'"),
         ("training.stage=stf", "must be 'pt' or 'sft', got the text 'stf'; did you mean sft?"),
-        ("training.lr_scheduler_type=3", "must be 'cosine', 'linear' or 'constant', got the number 3"),
+        ("training.lr_scheduler_type=3", "must be 'cosine', 'linear', 'constant' or 'wsd', got the number 3"),
         ("training.output_dir=2024", "must be text, got the number 2024; put it in quotes"),
         ("training.output_dir=2024-01-31", "must be text, got the date 2024-01-31; put it in quotes"),
         ("data.template={a: b}", "must be text, got the mapping {'a': 'b'}; put a text with a colon in quotes"),

@@ -110,7 +110,6 @@ def test_what_is_not_supported_says_so(key: str, error: Error) -> None:
             "training.optimizer=muon",
             "training.optimizer: AdamW, always in one fused pass, is the only optimizer so far",
         ),
-        ("training.parity=megatron", "training.parity: not supported yet"),
         ("inference.max_new_tokens=3", "inference: this program trains; generate with transformers"),
     ],
 )

@@ -16,7 +16,8 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) >= 9
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for folder in ("examples", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.setattr(sys, "path", [*sys.path])  # an example adds to it
     names: dict[str, object] = {}
     for block in blocks:
@@ -28,3 +29,4 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert re.search(r"Q: .*\nA:\[\[ .*<\|im_end\|>", shown)
     assert "rows left out because they are longer than cutoff_len" in shown
     assert "--- next document ---" in shown
+    assert "data train: 108 rows read -> 125 rows of 108 documents, 8000 tokens, 7893 trained on" in shown

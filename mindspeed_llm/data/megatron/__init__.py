@@ -1,0 +1,1 @@
+"""Tokenised corpora as Megatron-LM stores, orders and cuts them."""

@@ -1,0 +1,89 @@
+"""``training.parity: megatron``: losses, gradient norms and rates of every step as Megatron-core had them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed_llm.metrics import read_metrics
+from mindspeed_llm.run import main
+from tests.distributed import launch
+
+ORACLES = Path(__file__).parent.parent / "data" / "oracles"
+CASE = json.loads((ORACLES / "megatron" / "gpt_dense.json").read_text())
+
+
+def configuration(output_dir: Path, **training) -> Path:
+    """Megatron's settings under our names. The schedule is longer than the recorded part of the run."""
+    theirs = CASE["config"]
+    options = {
+        "stage": "pt",
+        "parity": "megatron",
+        "seed": 1234,
+        "max_steps": theirs["lr_decay_iters"],
+        "warmup_steps": theirs["lr_warmup_iters"],
+        "lr": theirs["lr"],
+        "min_lr": theirs["min_lr"],
+        "lr_scheduler_type": theirs["lr_decay_style"],
+        "weight_decay": theirs["weight_decay"],
+        "adam_beta1": theirs["adam_beta1"],
+        "adam_beta2": theirs["adam_beta2"],
+        "adam_epsilon": theirs["adam_eps"],
+        "max_grad_norm": theirs["clip_grad"],
+        "per_device_train_batch_size": theirs["micro_batch_size"],
+        "gradient_accumulation_steps": theirs["global_batch_size"] // theirs["micro_batch_size"],
+        "output_dir": str(output_dir),
+        "save_steps": 0,
+        "save_hf_weights": False,
+    }
+    sections = {
+        "model": {
+            "model_name_or_path": str(ORACLES / "models" / CASE["model"]),
+            "tokenizer_name_or_path": str(ORACLES / "tokenizer"),
+        },
+        "data": {
+            "dataset": {"file_name": str(ORACLES / "megatron" / "corpus_a")},
+            "data_manager_type": "mg",
+            "split": "900,80,20",
+            "cutoff_len": theirs["seq_length"],
+        },
+        "parallel": {"param_dtype": "fp32"},
+        "training": options | training,
+    }
+    path = output_dir.with_suffix(".yaml")
+    path.write_text(json.dumps(sections))
+    return path
+
+
+def assert_steps_equal(folder: Path) -> None:
+    records = read_metrics(folder / "metrics.jsonl")[: len(CASE["steps"])]
+    for ours, theirs in zip(records, CASE["steps"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=2e-6)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], abs=2e-6)
+        assert ours["lr"] == theirs["lr"]
+        assert ours["label_tokens"] == sum(batch["tokens"] for batch in theirs["micro_batches"])
+
+
+def test_steps_of_one_process(tmp_path):
+    assert main([str(configuration(tmp_path / "out"))]) == 0
+    assert_steps_equal(tmp_path / "out")
+
+
+def test_steps_of_two_ranks(tmp_path):
+    """Two ranks with half the accumulation see the same global batches."""
+    path = configuration(tmp_path / "out", gradient_accumulation_steps=2)
+    finished = launch(["-m", "mindspeed_llm.run", str(path)], 2)
+    assert finished.returncode == 0, finished.stderr
+    assert_steps_equal(tmp_path / "out")
+
+
+def test_without_parity_documents_are_apart(tmp_path):
+    """Its first batch has a target at every position and documents that see each other; ours has neither."""
+    assert main([str(configuration(tmp_path / "out", parity="none"))]) == 0
+    record = read_metrics(tmp_path / "out" / "metrics.jsonl")[0]
+    theirs = CASE["steps"][0]
+    assert record["label_tokens"] < 512
+    assert abs(record["loss"] - theirs["loss"]) > 1e-3
+    assert record["lr"] > theirs["lr"] == 0
