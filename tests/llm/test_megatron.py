@@ -87,3 +87,25 @@ def test_without_parity_documents_are_apart(tmp_path):
     assert record["label_tokens"] < 512
     assert abs(record["loss"] - theirs["loss"]) > 1e-3
     assert record["lr"] > theirs["lr"] == 0
+
+
+def test_a_run_of_two_epochs_is_one_pass_over_their_common_order(tmp_path, capsys):
+    """Two epochs of 125 samples are shuffled together; progress and evaluation still count in epochs."""
+    options = {"max_steps": -1, "num_train_epochs": 2, "per_device_train_batch_size": 25}
+    path = configuration(tmp_path / "out", gradient_accumulation_steps=1, **options)
+    assert main([str(path), "--dry-run"]) == 0
+    assert "steps: 5 per epoch of 125 rows, 10 in all" in capsys.readouterr().out
+    assert main([str(path)]) == 0
+    records = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    assert [record["epoch"] for record in records] == [pytest.approx(step / 5) for step in range(1, 11)]
+    assert [record["step"] for record in records if "eval_loss" in record] == [5, 10]
+
+
+def test_a_resumed_run_goes_on_in_the_same_order(tmp_path):
+    assert main([str(configuration(tmp_path / "out", save_steps=3))]) == 0
+    checkpoint = str(tmp_path / "out" / "checkpoints" / "step-00000006")
+    assert main([str(configuration(tmp_path / "again", resume_from_checkpoint=checkpoint))]) == 0
+    whole, rest = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("out", "again"))
+    assert [(r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in rest] == [
+        (r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in whole[6:]
+    ]

@@ -35,7 +35,7 @@ class SampleOrder:
     epochs: int
 
     def locate(self, sample: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where samples begin: position in ``document_index``, and offset in that document."""
+        """Where samples begin: position in ``document_index`` (of no empty document), and offset in the document."""
         token = np.asarray(sample) * np.int64(self.sequence_length)
         position = np.searchsorted(self.starts, token, side="right") - 1
         return position, token - self.starts[position]
