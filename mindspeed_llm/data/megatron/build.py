@@ -24,8 +24,8 @@ def indexed_prefix(config: Config) -> str | None:
         )
     if config.training.parity == "megatron":
         raise ConfigError(
-            f"training.parity: megatron needs the .bin and .idx files of Megatron's run: set data.data_manager_type: "
-            f"mg, and data.dataset.file_name to their path without the ending; there is no {index_path(prefix)}"
+            "training.parity: megatron needs the .bin and .idx files of Megatron's run: set data.data_manager_type to "
+            "mg and data.dataset.file_name to their path without the ending"
         )
     return None
 
