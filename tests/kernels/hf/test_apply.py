@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mindspeed_kernels import hf
-from tests.kernels.hf.models import FAMILIES, build, distance, run
+from tests.kernels.hf.models import FAMILIES, build, distance, run, tokens
 
 OPS = ("rms_norm", "rotary", "swiglu")
 
@@ -84,6 +84,14 @@ def test_under_autocast():
         assert norm(x).dtype == norm_dtype == torch.float32
     assert logits.dtype == expected.dtype
     assert distance({"logits": logits}, {"logits": expected}) < 4 * torch.finfo(torch.bfloat16).eps
+
+
+def test_generation_with_a_cache():
+    model = build("glm4").eval()
+    expected = model.generate(tokens(), max_new_tokens=8, do_sample=False)
+    hf.apply(model)
+    assert torch.equal(model.generate(tokens(), max_new_tokens=8, do_sample=False), expected)
+    assert expected.shape == (2, 20)
 
 
 def test_only_the_operators_asked_for():

@@ -1,5 +1,7 @@
 """How the proof is made: that it sees gradients, and that it leaves no trace."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import nn
@@ -30,11 +32,31 @@ def test_a_wrong_gradient_of_the_operator_is_seen(op, module, monkeypatch):
         assert not site(module, op).fused
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)])
+@contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu", torch.bfloat16),
+        torch.device("meta"),
+        default_dtype(torch.bfloat16),
+    ],
+    ids=["no_grad", "inference_mode", "autocast", "meta device", "default dtype"],
+)
 def test_the_callers_modes_and_random_state_do_not_matter(mode):
     model = nn.ModuleList([Norm(), MLP(), Attention()])
     state = torch.get_rng_state()
-    with mode():
+    with mode:
         report = hf.apply(model)
     assert [found.fused for found in report.sites] == [True, True, True]
     assert torch.equal(torch.get_rng_state(), state)
