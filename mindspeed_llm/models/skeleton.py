@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
 Box = tuple[slice, ...]
@@ -33,10 +34,14 @@ def parameters_on_meta() -> Iterator[None]:
     The memory that a parameter asks for before it is registered (``torch.empty``) is never touched: it costs nothing.
     """
 
+    moved = WeakIdKeyDictionary()  # a parameter registered in two modules is shared, and stays so
+
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> Any:
         if parameter is None or parameter.is_meta:
             return None  # keep as it is
-        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        if parameter not in moved:
+            moved[parameter] = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        return moved[parameter]
 
     handle = register_module_parameter_registration_hook(to_meta)
     try:

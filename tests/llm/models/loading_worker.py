@@ -1,0 +1,73 @@
+"""Run by test_loading.py on four ranks: what each rank holds after ``load_weights`` is its part of the whole.
+
+loading_worker.py FOLDER_OF_QWEN3_MOE FOLDER_OF_LLAMA_TIED FOLDER_OF_PHI3
+"""
+
+import sys
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from mindspeed_llm.foundation.distributed import start
+from mindspeed_llm.models.loading import load_weights
+from mindspeed_llm.models.skeleton import parameters_on_meta
+from tests.llm.models.architectures import make_config
+
+
+def empty_model(name: str) -> PreTrainedModel:
+    with parameters_on_meta():
+        return AutoModelForCausalLM.from_config(make_config(name), dtype=torch.float32)
+
+
+def whole_parameters(folder: str) -> dict[str, torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def part(tensor: torch.Tensor, rank: int, ranks: int, dim: int = 0) -> torch.Tensor:
+    """The rank-th of torch.chunk's parts, of which there may be fewer than ranks."""
+    chunks = tensor.chunk(ranks, dim)
+    return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
+
+
+def check_fsdp(name: str, folder: str, mesh: DeviceMesh) -> None:
+    """A vocabulary of 65, three experts and vectors of 8 elements do not divide by four."""
+    model, expected = empty_model(name), whole_parameters(folder)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    load_weights(model, folder)
+    for key, parameter in model.named_parameters():
+        assert torch.equal(parameter.to_local(), part(expected[key], mesh.get_local_rank(), mesh.size())), (name, key)
+    if name == "llama_tied":
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def check_experts(folder: str, rank: int) -> None:
+    """Experts cut over ep in dimension 0 and over efsdp in dimension 1, everything else replicated 2 x sharded 2."""
+    model, expected = empty_model("qwen3_moe"), whole_parameters(folder)
+    dense = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
+    sparse = init_device_mesh("cpu", (2, 2), mesh_dim_names=("efsdp", "ep"))
+    efsdp, ep = divmod(rank, 2)
+    for module in model.modules():
+        experts = "gate_up_proj" in module._parameters
+        mesh, placements = (sparse, (Shard(1), Shard(0))) if experts else (dense, (Replicate(), Shard(0)))
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[key] = nn.Parameter(distribute_tensor(parameter, mesh, placements))
+    load_weights(model, folder)
+    for key, parameter in model.named_parameters():
+        mine = part(expected[key], ep, 2)
+        mine = part(mine, efsdp, 2, dim=1) if "experts" in key else mine
+        assert torch.equal(parameter.to_local(), mine), key
+
+
+with start() as distributed:
+    fsdp = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",))
+    for name, folder in zip(("qwen3_moe", "llama_tied", "phi3"), sys.argv[1:], strict=True):
+        check_fsdp(name, folder, fsdp)
+    check_experts(sys.argv[1], distributed.rank)
