@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +29,10 @@ class Metrics:
         self.logging_steps = logging_steps
         self._output_dir = output_dir
         self._board = SummaryWriter(str(output_dir / "tensorboard"), purge_step=first_step + 1)
-        self._file = self.path.open("w", encoding="utf-8")
-        self._file.writelines(json.dumps(record) + "\n" for record in self.records)
+        kept = self.path.with_suffix(".tmp")
+        kept.write_text("".join(json.dumps(record) + "\n" for record in self.records), encoding="utf-8")
+        kept.replace(self.path)  # a crash leaves the old file or the new one
+        self._file = self.path.open("a", encoding="utf-8")
         self._progress = _progress_bar() if sys.stdout.isatty() else None
         if self._progress is not None:
             self._bar = self._progress.add_task("training", total=total_steps, completed=first_step, loss="")
@@ -50,7 +53,9 @@ class Metrics:
             plot_loss(self.records, self._output_dir / "loss.png")
 
     def log(self, record: dict) -> None:
-        """Add the record of one step (DESIGN: step, epoch, loss, grad_norm, lr, tokens, ...), flushed at once."""
+        """Add the record of one step (step, epoch, loss, grad_norm, lr, tokens, ...), flushed at once."""
+        # JSON has no NaN: a value that is not finite is null, never 0.
+        record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self.records.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
@@ -68,7 +73,7 @@ def describe(record: dict, total_steps: int) -> str:
     seconds_left = round((total_steps - record["step"]) * record["step_time"])
     parts = [
         f"step {record['step']}/{total_steps}",
-        *(f"{name} {_number(record[name])}" for name in ("loss", "aux_loss", "eval_loss") if name in record),
+        *(f"{name} {_number(value)}" for name, value in record.items() if name.endswith("loss") or "eval_loss" in name),
         f"grad norm {_number(record['grad_norm'])}",
         f"lr {record['lr']:.2e}",
         f"{record['tokens_per_second']:,.0f} tokens/s",
@@ -98,7 +103,8 @@ def plot_loss(records: list[dict], path: Path) -> None:
     figure = Figure(figsize=(8, 4.5), layout="tight")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="step", ylabel="loss")
-    for name, style in (("loss", "-"), ("eval_loss", "o-")):
+    evaluations = sorted({name for record in records for name in record if name.startswith("eval_loss")})
+    for name, style in (("loss", "-"), *((name, "o-") for name in evaluations)):
         points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, label=name, markersize=3)

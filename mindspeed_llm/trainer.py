@@ -6,9 +6,10 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from transformers import PreTrainedModel
 
 from mindspeed_llm.accumulate import StepCounts, count_step, forward_backward
 from mindspeed_llm.batch import num_targets, to_device
@@ -19,6 +20,8 @@ from mindspeed_llm.data.collate import Batch, padding_token
 from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import EvalLoader, StepLoader
 from mindspeed_llm.data.render import render_first_sample
+from mindspeed_llm.data.store import TokenRows
+from mindspeed_llm.errors import ConfigError, DataError
 from mindspeed_llm.flops import count_training_flops
 from mindspeed_llm.foundation import device as devices
 from mindspeed_llm.foundation.distributed import Distributed, start
@@ -65,23 +68,31 @@ class Trainer:
         self.step = 0  # optimizer steps done
         self.nonfinite_steps = 0  # the last so many in a row were skipped
         set_seed(config.training.seed, deterministic=config.training.deterministic)
+        self._make_output_dir(config)
         self._build_data()
         self._build_model()
         self._build_optimizer()
         self.checkpointer = Checkpointer(
             self.output_dir, config.training.save_total_limit, model_only=config.training.save_only_model
         )
-        if distributed.is_main:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            (self.output_dir / "config.yaml").write_text(config.dump_yaml(), encoding="utf-8")
 
     # ---- construction -------------------------------------------------------------------------------------------
+
+    def _make_output_dir(self, config: Config) -> None:
+        """The configuration is kept as the user gave it, so that it also fits another number of ranks."""
+        try:
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            if self.distributed.is_main:
+                (self.output_dir / "config.yaml").write_text(config.dump_yaml(), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"training.output_dir: cannot write into {self.output_dir}: {error}") from None
 
     def _build_data(self) -> None:
         training = self.config.training
         self.model_factory = ModelFactory(self.config.model)
         self.tokenizer = self.model_factory.create_tokenizer()
         data = DataFactory(self.config, self.tokenizer).create()
+        self.rows = [data.train, *data.eval.values()]
         logger.info("%s\n%s", data.report, render_first_sample(data.train, self.tokenizer))
         options: dict[str, Any] = {
             "pad_token_id": padding_token(self.tokenizer),
@@ -109,6 +120,7 @@ class Trainer:
     def _build_model(self) -> None:
         """On the meta device first; weights go straight into the shards once the model is cut."""
         model = self.model_factory.create()
+        self._check_vocabulary(model)
         self.flops = count_training_flops(model)
         self.peak_flops = devices.peak_flops(self.device, DTYPES[self.config.parallel.param_dtype])
         fuse_operators(model, self.config.optimization)
@@ -122,6 +134,15 @@ class Trainer:
         if self.aux_loss_coefficient:
             model.config.output_router_logits = True
         self.model = model
+
+    def _check_vocabulary(self, model: PreTrainedModel) -> None:
+        size = len(cast(torch.Tensor, model.get_input_embeddings().weight))
+        largest = max((rows.largest_token for rows in self.rows if isinstance(rows, TokenRows)), default=0)
+        if largest >= size:
+            raise DataError(
+                f"the tokenizer made the token {largest}, but the model has embeddings for 0 to {size - 1} only: "
+                "model.tokenizer_name_or_path is not the tokenizer of this model"
+            )
 
     def _build_optimizer(self) -> None:
         self.optimizer = OptimizerFactory(self.config.training).create(self.model)
@@ -183,7 +204,8 @@ class Trainer:
                     loss, targets = loss / targets * rows, rows
                 total, weight = total + loss, weight + targets
             total, weight = self.distributed.sum([total, weight])
-            losses["eval_loss" if len(self.eval_loaders) == 1 else f"eval_loss_{name}"] = total / max(weight, 1)
+            key = "eval_loss" if len(self.eval_loaders) == 1 else f"eval_loss_{name}"
+            losses[key] = total / weight if weight else math.nan
         self.model.train()
         return losses
 
@@ -193,9 +215,13 @@ class Trainer:
         """Go on from ``training.resume_from_checkpoint``; ``auto`` without any complete checkpoint starts afresh."""
         wanted = self.config.training.resume_from_checkpoint
         path = self.checkpointer.latest() if wanted == "auto" else wanted
-        if path is not None:
+        if path is None:
+            self.checkpointer.check_unused()
+        else:
             self.checkpointer.load(Path(path), self._state())
             logger.info("resumed from %s after step %d", path, self.step)
+            if self.step >= self.total_steps:
+                logger.warning("nothing is left to train: the run has %d steps in all", self.total_steps)
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one."""
@@ -288,5 +314,4 @@ class Trainer:
         }
         if self.aux_loss_coefficient:
             record["aux_loss"] = aux_loss
-        # JSON has no NaN: a value that is not finite is null, never 0.
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        return record

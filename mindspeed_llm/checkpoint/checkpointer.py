@@ -54,12 +54,14 @@ class Checkpointer:
         self.folder = output_dir / "checkpoints"
         self.save_total_limit = save_total_limit
         self.model_only = model_only
+        self._own: set[Path] = set()  # written or read by this run; others of the same step are replaced
 
     def save(self, step: int, state: TrainingState) -> None:
         """Write the checkpoint of ``step``, then delete the oldest ones beyond the limit."""
         path = self.folder / f"step-{step:08d}"
-        if is_complete(path):
+        if path in self._own and is_complete(path):
             return
+        self._own.add(path)
         if dist.get_rank() == 0:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(parents=True)
@@ -86,6 +88,7 @@ class Checkpointer:
         from the seed. Raises UserError when the checkpoint is missing, incomplete, of the model only or damaged.
         """
         _check_resumable(path)
+        self._own.add(path)
         reader = dcp.FileSystemReader(path)
         tensors = _model_tensors(state.model)
         try:
@@ -108,6 +111,14 @@ class Checkpointer:
                 "%s was written by %d ranks, this job has %d: random generators start from the seed",
                 path, content["world_size"], dist.get_world_size(),
             )  # fmt: skip
+
+    def check_unused(self) -> None:
+        """Raises UserError when the folder has the checkpoints of another run, which a new one's would mix with."""
+        if any(map(is_complete, self._paths())):
+            raise UserError(
+                f"{self.folder} holds the checkpoints of an earlier run: go on from them with "
+                "training.resume_from_checkpoint=auto, or choose another training.output_dir, or delete them"
+            )
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint of the folder, None without any."""

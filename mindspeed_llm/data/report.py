@@ -90,6 +90,8 @@ class Report:
 
     def why_empty(self) -> str:
         """What became of the rows, when none is left."""
+        if not self.rows_read:
+            return "  the files of the data set are empty"
         return "\n".join([f"  {line}" for line in self._losses()] + [self.problems()])
 
     def _losses(self) -> list[str]:

@@ -55,6 +55,10 @@ class TokenRows(Dataset[Row]):
         )
 
     @property
+    def largest_token(self) -> int:
+        return int(self._input_ids.max()) if len(self._input_ids) else 0
+
+    @property
     def num_tokens(self) -> int:
         return len(self._input_ids)
 

@@ -53,6 +53,7 @@ def start() -> Iterator[Distributed]:
     failed = True
     try:
         yield Distributed(rank, world_size, local_rank, device)
+        dist.barrier()  # gloo aborts a rank whose last collective is still under way when another rank closes
         failed = False
     finally:
         # A rank that fails among others leaves the group when it has told why: if it left now, the others would fail

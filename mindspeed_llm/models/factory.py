@@ -23,6 +23,8 @@ from mindspeed_llm.errors import ConfigError, DataError
 from mindspeed_llm.models.registry import get_model_class, import_plugins
 from mindspeed_llm.models.skeleton import parameters_on_meta
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
 
 class ModelFactory:
     """Builds what ``config`` describes."""
@@ -59,9 +61,15 @@ class ModelFactory:
     def create_tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer of ``tokenizer_name_or_path``, by default the model's. Raises DataError when there is none."""
         path = self.config.tokenizer_name_or_path or self.config.model_name_or_path
+        folder = _folder(path, "tokenizer_name_or_path" if self.config.tokenizer_name_or_path else "model_name_or_path")
+        if not any((folder / name).is_file() for name in _TOKENIZER_FILES):  # transformers would make an empty one
+            raise DataError(
+                f"{folder} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
+                "model.tokenizer_name_or_path names the folder of one"
+            )
         with _explained("tokenizer", path):
             return AutoTokenizer.from_pretrained(
-                _folder(path, "tokenizer_name_or_path" if self.config.tokenizer_name_or_path else "model_name_or_path"),
+                folder,
                 use_fast=self.config.use_fast_tokenizer,
                 trust_remote_code=self.config.trust_remote_code,
                 local_files_only=True,
@@ -97,6 +105,6 @@ def _explained(what: str, path: str | Path) -> Iterator[None]:
     """transformers tells the user's mistakes by ValueError, OSError and ImportError."""
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, AssertionError) as error:  # a padding id beyond the vocabulary asserts
         kind = ConfigError if isinstance(error, ValueError) else DataError
         raise kind(f"{what} {path}: {error}") from error

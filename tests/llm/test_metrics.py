@@ -53,6 +53,14 @@ def test_a_loss_that_is_not_finite_is_said_so():
     assert "ETA 0:00:04" in describe(record(1), 10)
 
 
+def test_every_evaluation_set_is_shown_and_nan_is_null(tmp_path):
+    with Metrics(tmp_path, first_step=0, total_steps=1, logging_steps=1) as metrics:
+        metrics.log(record(1) | {"eval_loss_a": 1.5, "eval_loss_b": math.nan})
+        (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["eval_loss_b"] is None
+    assert "eval_loss_a 1.5000  eval_loss_b not finite" in describe(read_metrics(tmp_path / "metrics.jsonl")[0], 1)
+
+
 def test_flops_of_a_dense_model():
     config = LlamaConfig(
         vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,

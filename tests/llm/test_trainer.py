@@ -231,3 +231,31 @@ def test_the_output_folder_is_complete(folder, tmp_path):
         "step", "epoch", "loss", "grad_norm", "lr", "tokens", "label_tokens", "step_time", "tokens_per_second", "mfu",
         "memory_gib",
     }  # fmt: skip
+
+
+def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(folder, tmp_path, capsys):
+    earlier = settings(folder, tmp_path / "out", max_steps=2, save_steps=1, save_hf_weights=False)
+    run(earlier)
+    (tmp_path / "new.yaml").write_text(earlier.dump_yaml())
+    assert main([str(tmp_path / "new.yaml"), "--training.seed=1"]) == 2
+    assert "holds the checkpoints of an earlier run" in capsys.readouterr().err
+    assert main([str(tmp_path / "new.yaml"), "--training.resume_from_checkpoint=auto", "--training.max_steps=3"]) == 0
+    assert [r["step"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl")] == [1, 2, 3]
+
+
+def test_a_tokenizer_of_another_model_is_told(folder, tmp_path, capsys):
+    config = json.loads((folder / "dense" / "config.json").read_text()) | {"vocab_size": 300, "pad_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "run.yaml"
+    path.write_text(settings(folder, tmp_path / "out").dump_yaml())
+    overrides = [f"--model.model_name_or_path={tmp_path}", f"--model.tokenizer_name_or_path={folder / 'dense'}"]
+    assert main([str(path), *overrides, "--model.train_from_scratch=true"]) == 2
+    assert "has embeddings for 0 to 299 only" in capsys.readouterr().err
+
+
+def test_an_output_folder_that_cannot_be_written_is_told(folder, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    path = tmp_path / "run.yaml"
+    path.write_text(settings(folder, tmp_path / "file").dump_yaml())
+    assert main([str(path)]) == 2
+    assert f"training.output_dir: cannot write into {tmp_path / 'file'}" in capsys.readouterr().err

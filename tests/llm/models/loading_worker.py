@@ -13,6 +13,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mindspeed_llm.foundation.distributed import start
+from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.models.skeleton import parameters_on_meta
 from tests.llm.models.architectures import make_config
@@ -66,8 +67,20 @@ def check_experts(folder: str, rank: int) -> None:
         assert torch.equal(parameter.to_local(), mine), key
 
 
+def check_initialization(mesh: DeviceMesh) -> None:
+    """Every rank draws the same values and keeps its part of them."""
+    whole, model = empty_model("qwen3_moe"), empty_model("qwen3_moe")
+    initialize_weights(whole, seed=5)
+    fully_shard(model, mesh=mesh)
+    initialize_weights(model, seed=5)
+    for key, parameter in model.named_parameters():
+        expected = part(whole.get_parameter(key).detach(), mesh.get_local_rank(), mesh.size())
+        assert torch.equal(parameter.to_local(), expected), key
+
+
 with start() as distributed:
     fsdp = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",))
     for name, folder in zip(("qwen3_moe", "llama_tied", "phi3"), sys.argv[1:], strict=True):
         check_fsdp(name, folder, fsdp)
+    check_initialization(fsdp)
     check_experts(sys.argv[1], distributed.rank)
