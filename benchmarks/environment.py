@@ -38,13 +38,15 @@ def restart_with(environment: Mapping[str, str]) -> None:
 
 
 def describe(allocator: str) -> str:
+    """One line for the head of a result. More runnable threads than the benchmark's own: the machine was not alone."""
     import mindspeed_kernels._C
     import torch
 
     pinned = all(os.environ.get(name) == value for name, value in _pinned.items())
     return (
         f"{_cpu()} ({mindspeed_kernels._C.cpu_capability()}), {torch.get_num_threads()} threads"
-        f"{' pinned' if pinned else ' not pinned'}, allocator {allocator}, torch {torch.__version__}"
+        f"{' pinned' if pinned else ' not pinned'}, allocator {allocator}, torch {torch.__version__}, "
+        f"{os.getloadavg()[0]:.1f} runnable threads on average over the last minute"
     )
 
 
