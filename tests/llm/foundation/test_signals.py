@@ -8,6 +8,14 @@ import pytest
 from mindspeed_llm.foundation.signals import stop_on_signal
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_as_on_a_terminal():
+    """A shell starts its background jobs with SIGINT ignored, and Python then leaves it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_only_sets_the_request(number):
     before = signal.getsignal(number)
