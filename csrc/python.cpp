@@ -1,5 +1,4 @@
-// The Python module mindspeed_kernels._C. Importing it registers the operators; its functions report what was
-// chosen.
+// The Python module mindspeed_kernels._C. Importing it registers the operators; its functions report what was chosen.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

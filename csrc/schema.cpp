@@ -1,28 +1,23 @@
-// The schema of every operator, once. Implementations register under their backend's key, next to their code;
-// gradients and shapes for tracing are in mindspeed_kernels/ops.
+// The schema of every operator, once. Implementations register under their backend's key, next to their code; gradients
+// and shapes for tracing are in mindspeed_kernels/ops.
 #include <torch/csrc/stable/library.h>
 
+// clang-format off
 STABLE_TORCH_LIBRARY(mindspeed, m) {
   const auto define = [&m](const char* schema) { m.def(schema, {at::Tag::pt2_compliant_tag}); };
 
-  define(
-      "rms_norm(Tensor x, Tensor? weight, float eps, bool zero_centered, bool round_before_weight)"
-      " -> (Tensor y, Tensor rstd)");
-  define(
-      "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, bool zero_centered, bool "
-      "round_before_weight)"
-      " -> (Tensor y, Tensor sum, Tensor rstd)");
-  define(
-      "rms_norm_backward(Tensor grad_y, Tensor? grad_sum, Tensor x, Tensor? weight, Tensor rstd, bool "
-      "zero_centered,"
-      " bool round_before_weight, bool weight_gradient) -> (Tensor grad_x, Tensor grad_weight)");
+  define("rms_norm(Tensor x, Tensor? weight, float eps, bool zero_centered, bool round_before_weight)"
+         " -> (Tensor y, Tensor rstd)");
+  define("add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, bool zero_centered,"
+         " bool round_before_weight) -> (Tensor y, Tensor sum, Tensor rstd)");
+  define("rms_norm_backward(Tensor grad_y, Tensor? grad_sum, Tensor x, Tensor? weight, Tensor rstd, bool zero_centered,"
+         " bool round_before_weight, bool weight_gradient) -> (Tensor grad_x, Tensor grad_weight)");
 
   define("rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved) -> (Tensor q_out, Tensor k_out)");
-  define(
-      "rotary_backward(Tensor grad_q, Tensor grad_k, Tensor cos, Tensor sin, bool interleaved, ScalarType "
-      "q_dtype)"
-      " -> (Tensor grad_q_in, Tensor grad_k_in)");
+  define("rotary_backward(Tensor grad_q_out, Tensor grad_k_out, Tensor cos, Tensor sin, bool interleaved,"
+         " ScalarType q_dtype) -> (Tensor grad_q, Tensor grad_k)");
 
   define("swiglu(Tensor gate, Tensor? up) -> Tensor");
   define("swiglu_backward(Tensor grad_y, Tensor gate, Tensor? up) -> (Tensor grad_gate, Tensor grad_up)");
 }
+// clang-format on

@@ -1,7 +1,7 @@
 // torch.ops.mindspeed.rms_norm, add_rms_norm and rms_norm_backward on the CPU.
 //
-// The floor is memory traffic: forward reads x and writes y, backward reads grad_y and x and writes grad_x.
-// Of the forward pass only rstd, one number per row, is kept.
+// The floor is memory traffic: forward reads x and writes y, backward reads grad_y and x and writes grad_x. Of the
+// forward pass only rstd, one number per row, is kept.
 #include "rms_norm.h"
 
 #include "common/cache.h"
@@ -14,19 +14,19 @@ namespace {
 using torch::stable::empty;
 
 void check_arguments(const char* op, const Tensor& x, const std::optional<Tensor>& weight) {
-  check(x.dim() >= 1, op, ": x must have at least one dimension");
+  MINDSPEED_CHECK(x.dim() >= 1, op, ": x must have at least one dimension");
   if (!weight) return;
   const int64_t hidden = x.size(x.dim() - 1);
-  check(weight->dim() == 1 && weight->size(0) == hidden, op, ": weight must have shape [", hidden,
-        "], the last dimension of x ", shape(x), ", but has ", shape(*weight));
+  MINDSPEED_CHECK(weight->dim() == 1 && weight->size(0) == hidden, op, ": weight must have shape [", hidden,
+                  "], the last dimension of x ", shape(x), ", but has ", shape(*weight));
   dtype_of(*weight, op, "weight");
 }
 
 void check_like(const char* op, const char* name, const Tensor& tensor, const char* model_name, const Tensor& model) {
-  check(same_shape(tensor, model), op, ": ", name, " must have the shape of ", model_name, " ", shape(model),
-        ", but has ", shape(tensor));
-  check(tensor.scalar_type() == model.scalar_type(), op, ": ", name, " must have the dtype of ", model_name, ", ",
-        model.scalar_type(), ", but has ", tensor.scalar_type());
+  MINDSPEED_CHECK(same_shape(tensor, model), op, ": ", name, " must have the shape of ", model_name, " ", shape(model),
+                  ", but has ", shape(tensor));
+  MINDSPEED_CHECK(tensor.scalar_type() == model.scalar_type(), op, ": ", name, " must have the dtype of ", model_name,
+                  ", ", model.scalar_type(), ", but has ", tensor.scalar_type());
 }
 
 // Half-precision x̂ times a wider weight widens the result, as the multiplication in PyTorch does.
@@ -45,13 +45,10 @@ Tensor weight_factor(const std::optional<Tensor>& weight, bool zero_centered, in
   return wide.is_contiguous() ? wide : contiguous(wide);
 }
 
-struct Normalized {
-  Tensor y, rstd;
-};
-
-Normalized normalize(const Tensor& x, const std::optional<Tensor>& residual, const Tensor* sum,
-                     const std::optional<Tensor>& weight, double eps, bool zero_centered, bool round_before_weight,
-                     const char* op) {
+// y and rstd; `sum` is filled with x + residual.
+std::tuple<Tensor, Tensor> normalize(const char* op, const Tensor& x, const std::optional<Tensor>& residual,
+                                     const std::optional<Tensor>& sum, const std::optional<Tensor>& weight, double eps,
+                                     bool zero_centered, bool round_before_weight) {
   const int64_t hidden = x.size(x.dim() - 1);
   std::vector<int64_t> row_sizes = sizes_of(x);
   row_sizes.pop_back();
@@ -81,8 +78,7 @@ Normalized normalize(const Tensor& x, const std::optional<Tensor>& residual, con
 std::tuple<Tensor, Tensor> rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps,
                                     bool zero_centered, bool round_before_weight) {
   check_arguments("rms_norm", x, weight);
-  auto [y, rstd] = normalize(x, std::nullopt, nullptr, weight, eps, zero_centered, round_before_weight, "rms_norm");
-  return {y, rstd};
+  return normalize("rms_norm", x, std::nullopt, std::nullopt, weight, eps, zero_centered, round_before_weight);
 }
 
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual,
@@ -91,12 +87,12 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& r
   check_arguments("add_rms_norm", x, weight);
   check_like("add_rms_norm", "residual", residual, "x", x);
   Tensor sum = empty(sizes_of(x), x.scalar_type());
-  auto [y, rstd] = normalize(x, residual, &sum, weight, eps, zero_centered, round_before_weight, "add_rms_norm");
+  auto [y, rstd] = normalize("add_rms_norm", x, residual, sum, weight, eps, zero_centered, round_before_weight);
   return {y, sum, rstd};
 }
 
-// The weight's gradient adds up over all rows. Chunks of them add up on their own and the chunks' sums in
-// order, so that the number of threads does not show in the result.
+// The weight's gradient adds up over all rows. Chunks of them add up on their own, and the chunks' sums in order, so
+// that the number of threads does not show in the result.
 struct Chunks {
   int64_t count, rows_per_chunk;
 
@@ -112,14 +108,16 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const std::op
                                              bool zero_centered, bool round_before_weight, bool weight_gradient) {
   constexpr const char* op = "rms_norm_backward";
   check_arguments(op, x, weight);
-  check(same_shape(grad_y, x), op, ": grad_y must have the shape of x ", shape(x), ", but has ", shape(grad_y));
-  check(grad_y.scalar_type() == output_type(x, weight, round_before_weight), op, ": grad_y must have the dtype of y, ",
-        output_type(x, weight, round_before_weight), ", but has ", grad_y.scalar_type());
+  MINDSPEED_CHECK(same_shape(grad_y, x), op, ": grad_y must have the shape of x ", shape(x), ", but has ",
+                  shape(grad_y));
+  MINDSPEED_CHECK(grad_y.scalar_type() == output_type(x, weight, round_before_weight), op,
+                  ": grad_y must have the dtype of y, ", output_type(x, weight, round_before_weight), ", but has ",
+                  grad_y.scalar_type());
   if (grad_sum) check_like(op, "grad_sum", *grad_sum, "x", x);
   const int64_t hidden = x.size(x.dim() - 1), rows = count_rows(x);
-  check(rstd.scalar_type() == ScalarType::Float && rstd.numel() * hidden == x.numel(), op,
-        ": rstd must hold a float32 for each row of x ", shape(x), ", but has shape ", shape(rstd), " and dtype ",
-        rstd.scalar_type());
+  MINDSPEED_CHECK(rstd.scalar_type() == ScalarType::Float && rstd.numel() * hidden == x.numel(), op,
+                  ": rstd must hold a float32 for each row of x ", shape(x), ", but has shape ", shape(rstd),
+                  " and dtype ", rstd.scalar_type());
 
   const Chunks chunks(rows);
   Tensor grad_x = empty(sizes_of(x), x.scalar_type());

@@ -20,9 +20,8 @@ struct RmsNormForward {
   float* rstd;   // [rows]
 };
 
-// The gradient of x (of both x and residual, when x is their sum) and each chunk's share of the weight's
-// gradient. Items are chunks of rows. Their number is a function of the shape alone, and so is the order of
-// every addition.
+// The gradient of x (of both x and residual, when x is their sum) and each chunk's share of the weight's gradient.
+// Items are chunks of rows. Their number is a function of the shape alone, and so is the order of every addition.
 struct RmsNormBackward {
   int64_t rows, rows_per_chunk, hidden;
   bool round_before_weight;

@@ -62,9 +62,9 @@ void differentiate(const X* x, float rstd, const Y* grad_y, const X* grad_sum, X
 }  // namespace
 
 void rms_norm_forward_kernel(const RmsNormForward& args, int64_t begin, int64_t end) {
-  with_types(args.x_type, args.y_type, [&](auto x, auto y) {
-    using X = decltype(x);
-    using Y = decltype(y);
+  with_types(args.x_type, args.y_type, [&](auto x_element, auto y_element) {
+    using X = decltype(x_element);
+    using Y = decltype(y_element);
     for (int64_t r = begin; r < end; ++r) {
       const X* x = row<X>(args.x, r);
       if (args.residual.data != nullptr) {
@@ -78,9 +78,9 @@ void rms_norm_forward_kernel(const RmsNormForward& args, int64_t begin, int64_t 
 }
 
 void rms_norm_backward_kernel(const RmsNormBackward& args, int64_t begin, int64_t end) {
-  with_types(args.x_type, args.y_type, [&](auto x, auto y) {
-    using X = decltype(x);
-    using Y = decltype(y);
+  with_types(args.x_type, args.y_type, [&](auto x_element, auto y_element) {
+    using X = decltype(x_element);
+    using Y = decltype(y_element);
     for (int64_t chunk = begin; chunk < end; ++chunk) {
       float* grad_weight = nullptr;
       if (args.partial_weight != nullptr) {

@@ -11,20 +11,22 @@ namespace mindspeed::cpu {
 namespace {
 
 void check_arguments(const char* op, const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin) {
-  check(q.dim() == 4 && k.dim() == 4 && q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(3) == k.size(3), op,
-        ": q [batch, num_heads, seq, head_dim] and k [batch, num_key_value_heads, seq, head_dim] do not fit "
-        "together: q is ",
-        shape(q), ", k is ", shape(k));
-  check(q.scalar_type() == k.scalar_type(), op, ": q and k must have one dtype, but have ", q.scalar_type(), " and ",
-        k.scalar_type());
-  check(same_shape(cos, sin) && cos.scalar_type() == sin.scalar_type(), op,
-        ": cos and sin must have one shape and one dtype, but are ", shape(cos), " of ", cos.scalar_type(), " and ",
-        shape(sin), " of ", sin.scalar_type());
-  check(cos.dim() == 3 && (cos.size(0) == 1 || cos.size(0) == q.size(0)) && cos.size(1) == q.size(2), op,
-        ": cos and sin must be [batch or 1, seq, rotary_dim] for q ", shape(q), ", but are ", shape(cos));
-  check(cos.size(2) % 2 == 0 && cos.size(2) <= q.size(3) && cos.size(2) <= Rotary::kMaxRotaryDim, op,
-        ": rotary_dim, the last dimension of cos ", shape(cos), ", must be even, at most head_dim, the last of q ",
-        shape(q), ", and at most ", Rotary::kMaxRotaryDim);
+  MINDSPEED_CHECK(
+      q.dim() == 4 && k.dim() == 4 && q.size(0) == k.size(0) && q.size(2) == k.size(2) && q.size(3) == k.size(3), op,
+      ": q [batch, num_heads, seq, head_dim] and k [batch, num_key_value_heads, seq, head_dim] do not fit "
+      "together: q is ",
+      shape(q), ", k is ", shape(k));
+  MINDSPEED_CHECK(q.scalar_type() == k.scalar_type(), op, ": q and k must have one dtype, but have ", q.scalar_type(),
+                  " and ", k.scalar_type());
+  MINDSPEED_CHECK(same_shape(cos, sin) && cos.scalar_type() == sin.scalar_type(), op,
+                  ": cos and sin must have one shape and one dtype, but are ", shape(cos), " of ", cos.scalar_type(),
+                  " and ", shape(sin), " of ", sin.scalar_type());
+  MINDSPEED_CHECK(cos.dim() == 3 && (cos.size(0) == 1 || cos.size(0) == q.size(0)) && cos.size(1) == q.size(2), op,
+                  ": cos and sin must be [batch or 1, seq, rotary_dim] for q ", shape(q), ", but are ", shape(cos));
+  MINDSPEED_CHECK(cos.size(2) % 2 == 0 && cos.size(2) <= q.size(3) && cos.size(2) <= Rotary::kMaxRotaryDim, op,
+                  ": rotary_dim, the last dimension of cos ", shape(cos),
+                  ", must be even, at most head_dim, the last of q ", shape(q), ", and at most ",
+                  Rotary::kMaxRotaryDim);
 }
 
 HeadStrides head_strides(const Tensor& tensor) { return {tensor.stride(0), tensor.stride(1), tensor.stride(2)}; }
@@ -86,8 +88,8 @@ std::tuple<Tensor, Tensor> rotary(const Tensor& q, const Tensor& k, const Tensor
 std::tuple<Tensor, Tensor> rotary_backward(const Tensor& grad_q, const Tensor& grad_k, const Tensor& cos,
                                            const Tensor& sin, bool interleaved, ScalarType q_dtype) {
   const ScalarType expected = q_dtype == cos.scalar_type() ? q_dtype : ScalarType::Float;
-  check(grad_q.scalar_type() == expected, "rotary_backward: grad_q must have the dtype of the output, ", expected,
-        ", but has ", grad_q.scalar_type());
+  MINDSPEED_CHECK(grad_q.scalar_type() == expected, "rotary_backward: grad_q must have the dtype of the output, ",
+                  expected, ", but has ", grad_q.scalar_type());
   return rotate("rotary_backward", grad_q, grad_k, cos, sin, interleaved, /*transposed=*/true, q_dtype);
 }
 

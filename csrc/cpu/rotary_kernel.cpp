@@ -12,8 +12,8 @@ Vec swap_neighbours(Vec v, std::integer_sequence<int, lane...>) {
   return __builtin_shufflevector(v, v, (lane ^ 1)...);
 }
 
-// The matrix that rotates one position's heads: out[i] = cos[i] · x[i] + sin[i] · x[partner of i]. The partner is i ±
-// half, or i ± 1 where pairs are interleaved. Made once per position for all heads, with the signs in `sin`.
+// How one position turns: out[i] = cos[i] · x[i] + sin[i] · x[partner of i]. The partner is half of rotary_dim away, or
+// the neighbour where pairs are interleaved. Made once per position for all heads, with the signs in `sin`.
 struct Rotation {
   alignas(64) float cos[Rotary::kMaxRotaryDim];
   alignas(64) float sin[Rotary::kMaxRotaryDim];

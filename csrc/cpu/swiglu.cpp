@@ -1,7 +1,7 @@
 // torch.ops.mindspeed.swiglu and swiglu_backward on the CPU.
 //
-// The floor is memory traffic: forward reads two rows and writes one, backward reads three and writes two.
-// The sigmoid is computed again in backward, which is cheaper than to write and read it.
+// The floor is memory traffic: forward reads two rows and writes one, backward reads three and writes two. The sigmoid
+// is computed again in backward, which is cheaper than to write and read it.
 #include "swiglu.h"
 
 #include "common/cache.h"
@@ -21,16 +21,17 @@ struct Halves {
   Halves(const char* op, Tensor gate_or_both, const std::optional<Tensor>& separate_up)
       : gate(gate_or_both), up(separate_up.value_or(gate_or_both)) {
     const int64_t last = gate.dim() - 1;
-    check(last >= 0, op, ": gate must have at least one dimension");
+    MINDSPEED_CHECK(last >= 0, op, ": gate must have at least one dimension");
     if (separate_up) {
-      check(same_shape(up, gate), op, ": up must have the shape of gate ", shape(gate), ", but has ", shape(up));
-      check(up.scalar_type() == gate.scalar_type(), op, ": up must have the dtype of gate, ", gate.scalar_type(),
-            ", but has ", up.scalar_type());
+      MINDSPEED_CHECK(same_shape(up, gate), op, ": up must have the shape of gate ", shape(gate), ", but has ",
+                      shape(up));
+      MINDSPEED_CHECK(up.scalar_type() == gate.scalar_type(), op, ": up must have the dtype of gate, ",
+                      gate.scalar_type(), ", but has ", up.scalar_type());
     } else {
       const int64_t both = gate_or_both.size(last);
-      check(both % 2 == 0, op,
-            ": without up, the last dimension of gate must be even to hold [gate | up], but gate is ",
-            shape(gate_or_both));
+      MINDSPEED_CHECK(both % 2 == 0, op,
+                      ": without up, the last dimension of gate must be even to hold [gate | up], but gate is ",
+                      shape(gate_or_both));
       gate = narrow(gate_or_both, last, 0, both / 2);
       up = narrow(gate_or_both, last, both / 2, both / 2);
     }
@@ -57,10 +58,10 @@ std::tuple<Tensor, Tensor> swiglu_backward(const Tensor& grad_y, const Tensor& g
                                            const std::optional<Tensor>& separate_up) {
   constexpr const char* op = "swiglu_backward";
   const Halves in(op, gate_or_both, separate_up);
-  check(same_shape(grad_y, in.gate), op, ": grad_y must have the shape of y ", shape(in.gate), ", but has ",
-        shape(grad_y));
-  check(grad_y.scalar_type() == in.gate.scalar_type(), op, ": grad_y must have the dtype of gate, ",
-        in.gate.scalar_type(), ", but has ", grad_y.scalar_type());
+  MINDSPEED_CHECK(same_shape(grad_y, in.gate), op, ": grad_y must have the shape of y ", shape(in.gate), ", but has ",
+                  shape(grad_y));
+  MINDSPEED_CHECK(grad_y.scalar_type() == in.gate.scalar_type(), op, ": grad_y must have the dtype of gate, ",
+                  in.gate.scalar_type(), ", but has ", grad_y.scalar_type());
 
   // The gradient of one concatenated tensor is one tensor too; the second one is then empty.
   Tensor grad_gate = empty(sizes_of(gate_or_both), grad_y.scalar_type());

@@ -28,7 +28,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool 
         q: ``[batch, num_heads, seq, head_dim]``, any strides (transformers passes transposed views).
         k: ``[batch, num_key_value_heads, seq, head_dim]``, dtype of ``q``.
         cos, sin: ``[batch or 1, seq, rotary_dim]`` as transformers builds them (both halves alike), ``rotary_dim`` even
-            and at most ``head_dim``. The remaining ``head_dim - rotary_dim`` elements pass through unchanged.
+            and at most ``head_dim`` (and 1024). The remaining ``head_dim - rotary_dim`` elements pass unchanged.
         interleaved: pairs are neighbours instead of halves.
 
     Returns:

@@ -1,10 +1,9 @@
 // One kernel source, compiled once per instruction set, chosen at run time.
 //
-// A kernel source (`*_kernel.cpp`) puts everything into `namespace mindspeed::cpu::MINDSPEED_ISA`, a name
-// that the build sets for each instruction set, and everything but its entry points into an anonymous
-// namespace inside. It includes no header with inline functions of external linkage: the linker keeps only
-// one copy of such a function, and the AVX-512 copy in the portable path would be an illegal instruction on
-// an older machine. The build checks that.
+// A kernel source (`*_kernel.cpp`) puts everything into `namespace mindspeed::cpu::MINDSPEED_ISA`, a name that the
+// build sets for each instruction set, and everything but its entry points into an anonymous namespace inside. It uses
+// no inline function of external linkage: of those the linker keeps a single copy, and if that is the one compiled for
+// AVX-512, the portable path runs into an illegal instruction on an older machine. The build checks that.
 #pragma once
 
 #include <cstdint>
@@ -26,17 +25,16 @@ inline constexpr const char* kCapabilityNames[kCapabilities] = {"default", "avx2
 // What this machine and its operating system can run.
 Capability detected_capability();
 
-// What kernels may use: the detected capability, or the lower one that MINDSPEED_CPU_CAPABILITY names.
-// Throws std::invalid_argument when the variable holds no capability's name.
+// What kernels may use: the detected capability, or the lower one that the environment variable
+// MINDSPEED_CPU_CAPABILITY names. Throws std::invalid_argument when the variable holds no capability's name.
 Capability cpu_capability();
 
 // A kernel works on the items [begin, end) of what its arguments describe.
 template <class Arguments>
 using Kernel = void(const Arguments& arguments, int64_t begin, int64_t end);
 
-// The same kernel for each capability, nullptr where none is compiled for it (x86 levels on another processor):
-// the next lower one is taken then. Elementwise kernels have nothing to gain from tiles: their AMX code is their
-// AVX-512 code.
+// The same kernel for each capability; nullptr where none is compiled for it (x86 levels on another processor), and the
+// next lower one is taken. Elementwise kernels have nothing to gain from tiles: their AMX code is their AVX-512 code.
 template <class Arguments>
 struct KernelTable {
   const char* name;

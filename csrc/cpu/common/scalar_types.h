@@ -15,8 +15,7 @@ struct float16 {
 
 enum class DType { kFloat32, kBFloat16, kFloat16 };
 
-// Rows at equal distances, elements of a row next to each other; data is nullptr where an optional argument
-// is absent.
+// Rows at equal distances, elements of a row next to each other; data is nullptr where an optional argument is absent.
 struct InputRows {
   const void* data = nullptr;
   int64_t stride = 0;  // in elements

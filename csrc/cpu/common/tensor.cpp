@@ -28,9 +28,8 @@ DType dtype_of(const Tensor& tensor, const char* op, const char* argument) {
     case ScalarType::Half:
       return DType::kFloat16;
     default:
-      check(false, op, ": ", argument, " must be float32, bfloat16 or float16, but is ", tensor.scalar_type(),
-            " (mindspeed_kernels.", op, " takes float64 too)");
-      return DType::kFloat32;
+      fail(op, ": ", argument, " must be float32, bfloat16 or float16, but is ", tensor.scalar_type(),
+           "; the functions of mindspeed_kernels also take float64");
   }
 }
 

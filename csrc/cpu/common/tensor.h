@@ -1,5 +1,4 @@
-// What the operators' host code needs of tensors: checks that raise readable errors, and rows for the
-// kernels.
+// What the operators' host code needs of tensors: checks that raise readable errors, and rows for the kernels.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -20,16 +19,20 @@ namespace mindspeed::cpu {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Throws what Python sees as a RuntimeError, the message made of all the parts, unless the condition holds.
+// Throws what Python sees as a RuntimeError, its message made of all the parts.
 template <class... Parts>
-void check(bool condition, const Parts&... parts) {
-  if (condition) [[likely]]
-    return;
+[[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;
   message << "mindspeed::";
   (message << ... << parts);
   throw std::runtime_error(message.str());
 }
+
+// Fails unless the condition holds; the parts are evaluated only then.
+#define MINDSPEED_CHECK(condition, ...)                    \
+  do {                                                     \
+    if (!(condition)) ::mindspeed::cpu::fail(__VA_ARGS__); \
+  } while (false)
 
 // "[4, 128]", for error messages.
 std::string shape(const Tensor& tensor);
@@ -52,8 +55,7 @@ class Rows {
  public:
   Rows() = default;
 
-  // Without a copy where the strides allow it (contiguous, a slice of columns, an expanded row), else of a
-  // copy.
+  // Without a copy where the strides allow it (contiguous, a slice of columns, an expanded row), else of a copy.
   explicit Rows(const Tensor& tensor);
   explicit Rows(const std::optional<Tensor>& tensor) : Rows(tensor ? Rows(*tensor) : Rows()) {}
 

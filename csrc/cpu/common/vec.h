@@ -1,8 +1,8 @@
 // Vectors of float as wide as the instruction set that this file is compiled for.
 //
-// `Vec` is a GCC/Clang vector: + - * / and comparisons work elementwise, also against a scalar. What the
-// language does not give is here: loads and stores that convert from and to half precision, sums over lanes,
-// and loops over a row. Arithmetic is always float32.
+// `Vec` is a GCC/Clang vector: + - * / and comparisons work elementwise, also against a scalar. What the language does
+// not give is here: loads and stores that convert from and to half precision, sums over lanes, and loops over a row.
+// Arithmetic is always float32.
 #pragma once
 
 #include <cstdint>
@@ -114,8 +114,7 @@ inline Bits16 to_bits(Vec v, float16) {
 inline Vec from_bits(Bits16 half, float16) {
   const Bits32 bits = widen(half);
   const Bits32 magnitude = (bits & 0x7fff) << 13;
-  // Multiplying by 2^(127 - 15) moves the exponent to its new bias and normalises subnormal numbers on the
-  // way.
+  // Multiplying by 2^(127 - 15) moves the exponent to its new bias, and makes subnormal numbers normal on the way.
   const Bits32 finite = (Bits32)((Vec)magnitude * 0x1p112f);
   const Bits32 special = magnitude | 0x7f800000;  // infinity and NaN
   const Bits32 sign = (bits & 0x8000) << 16;
@@ -126,8 +125,8 @@ inline Bits16 to_bits(Vec v, float16) {
   const Bits32 sign = (Bits32)v & 0x80000000;
   const Bits32 magnitude = (Bits32)v ^ sign;
   const Bits32 normal = (magnitude + (0xc8000fff + ((magnitude >> 13) & 1))) >> 13;  // rebias, round to even, shift
-  // Below 2^-14 float addition rounds at the right place: the last bit of 0.5 is worth float16's smallest
-  // number, 2^-24.
+  // Below 2^-14 float addition rounds at the right place: the last bit of 0.5 is worth 2^-24, float16's smallest
+  // number.
   const Bits32 subnormal = (Bits32)((Vec)magnitude + 0.5f) - 0x3f000000;
   const Bits32 special = (magnitude > 0x7f800000 ? Bits32{} + 0x7e00 : Bits32{} + 0x7c00);
   const Bits32 half = magnitude < 0x38800000 ? subnormal : (magnitude >= 0x47800000 ? special : normal);
@@ -202,7 +201,7 @@ void store(T* p, Vec v, FirstLanes lanes) {
 }
 #endif
 
-// A store that may go past the cache, from where p is aligned to the vector's size.
+// A store that may go past the cache; then p must be aligned to the size of what is stored.
 template <class T>
 void store(T* p, Vec v, AllLanes lanes, [[maybe_unused]] bool past_cache) {
 #if defined(__AVX2__)
@@ -240,8 +239,8 @@ inline float sum(Vec v) { return sum_lanes<kLanes>(v, std::make_integer_sequence
 
 // ---- Loops over the elements of a row.
 
-// Calls body(i, lanes) for i = 0, kLanes, 2 kLanes, ...: `lanes` are the lanes of element i's vector inside
-// [0, length).
+// Calls body(i, lanes) for i = 0, kLanes, 2 kLanes, ...; `lanes` says which of the elements from i on are in [0,
+// length).
 template <class Body>
 void for_each_vector(int64_t length, Body&& body) {
   int64_t i = 0;
@@ -249,8 +248,7 @@ void for_each_vector(int64_t length, Body&& body) {
   if (i < length) body(i, FirstLanes{length - i});
 }
 
-// The sum over a row of term(i, lanes), which must be 0 in lanes beyond the row's end, as a product of loads
-// is.
+// The sum over a row of term(i, lanes), which must be 0 in lanes beyond the row's end, as a product of loads is.
 template <class Term>
 float sum_over(int64_t length, Term&& term) {
   constexpr int kChains = 4;  // independent additions in flight hide each other's latency
