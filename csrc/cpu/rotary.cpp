@@ -47,6 +47,7 @@ RotaryHeads heads(const Tensor& in, const Tensor& out, bool past_cache) {
 }
 
 RotaryAngles angles(const Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
   return {tensor.const_data_ptr(), tensor.size(0) == 1 ? 0 : tensor.stride(0), tensor.stride(1)};
 }
 
@@ -58,6 +59,7 @@ std::tuple<Tensor, Tensor> rotate(const char* op, const Tensor& q_any, const Ten
   Tensor q_out = empty_like(q, out_dtype), k_out = empty_like(k, out_dtype);
 
   const int64_t batch = q.size(0), seq = q.size(2), head_dim = q.size(3);
+  if (head_dim == 0) return {q_out, k_out};
   const int64_t blocks = (seq + Rotary::kPositionsPerBlock - 1) / Rotary::kPositionsPerBlock;
   const bool past_cache = writes_past_cache(bytes(q) + bytes(k) + bytes(q_out) + bytes(k_out));
   run_parallel(rotary_kernel, batch * blocks, Rotary::kPositionsPerBlock * (q.size(1) + k.size(1)) * head_dim,
