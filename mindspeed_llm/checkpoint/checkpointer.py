@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
@@ -63,7 +65,7 @@ class Checkpointer:
             return
         self._own.add(path)
         if dist.get_rank() == 0:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
             path.mkdir(parents=True)
         dist.barrier()
         tensors = _model_tensors(state.model)
@@ -77,6 +79,7 @@ class Checkpointer:
             content = {"step": step, "world_size": dist.get_world_size(), "positions": positions}
             (path / "state.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
             _publish(path)
+            _fsync(self.folder)
             self._prune()
         dist.barrier()
         logger.info("saved %s", path)
@@ -91,21 +94,24 @@ class Checkpointer:
         self._own.add(path)
         reader = dcp.FileSystemReader(path)
         tensors = _model_tensors(state.model)
-        try:
+        with _damage_explained(path):
             stored = reader.read_metadata().state_dict_metadata
-            optimizer_state = empty_optimizer_state(state.model, stored)
-            if not optimizer_state:
-                raise UserError(f"{path} holds the model only (training.save_only_model): a run can't go on from it")
+            content = json.loads((path / "state.json").read_text(encoding="utf-8"))
+            same_ranks = content["world_size"] == dist.get_world_size()
+            random_state = torch.load(path / f"rng-{dist.get_rank():05d}.pt") if same_ranks else None
+        optimizer_state = empty_optimizer_state(state.model, stored)
+        if not optimizer_state:
+            raise UserError(f"{path} holds the model only (training.save_only_model): a run can't go on from it")
+        try:
             dcp.load(tensors | optimizer_state, storage_reader=reader)
         except CheckpointException as error:
             causes = "; ".join(sorted({str(failure[0]) for failure in error.failures.values()}))
             raise DataError(f"{path} can't be read into this model: {causes}") from error
         put_optimizer_state(state.model, state.optimizer, optimizer_state)
-        content = json.loads((path / "state.json").read_text(encoding="utf-8"))
         for name, part in state.positions.items():
             part.load_state_dict(content["positions"][name])
-        if content["world_size"] == dist.get_world_size():
-            set_random_state(torch.load(path / f"rng-{dist.get_rank():05d}.pt"))
+        if random_state is not None:
+            set_random_state(random_state)
         else:
             logger.warning(
                 "%s was written by %d ranks, this job has %d: random generators start from the seed",
@@ -137,13 +143,18 @@ class Checkpointer:
         """Runs after the new checkpoint is durable, so the newest complete one always stays."""
         if self.save_total_limit is not None:
             for path in [path for path in self._paths() if is_complete(path)][self.save_total_limit :]:
-                (path / _COMPLETE).unlink()  # first, so that a crash in between leaves nothing that looks whole
-                shutil.rmtree(path)
+                _remove(path)
 
 
 def is_complete(path: Path) -> bool:
     """Was this checkpoint written to its end?"""
     return (path / _COMPLETE).is_file()
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint; a crash in between leaves nothing that looks whole."""
+    (path / _COMPLETE).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _publish(path: Path) -> None:
@@ -171,6 +182,15 @@ def _check_resumable(path: Path) -> None:
             f"training.resume_from_checkpoint: {path} has no file {_COMPLETE}: it is no checkpoint, "
             "or its run was interrupted while saving"
         )
+
+
+@contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
+    """The ways in which json, pickle and torch say that a file is missing or cut short."""
+    try:
+        yield
+    except (OSError, EOFError, ValueError, KeyError, RuntimeError, UnpicklingError) as error:
+        raise DataError(f"{path} is damaged: {error!r}") from error
 
 
 def _model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

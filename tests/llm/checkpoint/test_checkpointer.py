@@ -1,6 +1,11 @@
 """Checkpoints: whole or not at all, exact, and on any number of ranks."""
 
 import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,46 +15,15 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState
+from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState, is_complete
 from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.errors import DataError, UserError
 from mindspeed_llm.foundation.distributed import start
 from mindspeed_llm.parallel.mesh import build_mesh
 from mindspeed_llm.parallel.parallelize import parallelize
-from tests.distributed import launch
-from tests.llm.checkpoint.common import Position, one_step
+from tests.distributed import REPOSITORY, launch
+from tests.llm.checkpoint.common import Position, one_step, train, training_state
 from tests.llm.parallel.cases import build_model
-
-
-class Experts(nn.Module):
-    """One expert is never chosen and so never has a gradient; the scale is a persistent buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
-        self.register_buffer("scale", torch.ones(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.used(x) * self.scale
-
-
-def training_state(seed: int = 0, steps: int = 0) -> TrainingState:
-    torch.manual_seed(seed)
-    model = Experts()
-    # The order of groups must not matter.
-    groups = [{"params": list(model.parameters())[::-1][:2]}, {"params": list(model.parameters())[:2]}]
-    state = TrainingState(model, torch.optim.AdamW(groups, lr=0.1), {"place": Position()})
-    for step in range(steps):
-        train(state, step)
-    return state
-
-
-def train(state: TrainingState, step: int) -> None:
-    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
-    state.model(x).square().sum().backward()
-    state.optimizer.step()
-    state.optimizer.zero_grad()
-    state.model.scale += 1
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +96,57 @@ def test_a_damaged_shard_is_named(tmp_path):
     shard.write_bytes(shard.read_bytes()[:200])
     with pytest.raises(DataError, match="step-00000001 can't be read into this model"):
         checkpointer.load(checkpointer.latest(), state)
+
+
+@pytest.mark.parametrize("name", [".metadata", "state.json", "rng-00000.pt"])
+@pytest.mark.parametrize("kept", [None, 0, 30])
+def test_a_small_file_that_is_missing_or_cut_is_told(name, kept, tmp_path):
+    checkpointer, state = Checkpointer(tmp_path), training_state(steps=1)
+    checkpointer.save(1, state)
+    file = checkpointer.latest() / name
+    content = file.read_bytes()
+    file.unlink()
+    if kept is not None:
+        file.write_bytes(content[:kept])
+    before = {key: tensor.clone() for key, tensor in state.model.state_dict().items()}
+    train(state, 1)
+    with pytest.raises(DataError, match="step-00000001 is damaged"):
+        checkpointer.load(checkpointer.latest(), state)
+    assert not torch.equal(state.model.state_dict()["used.weight"], before["used.weight"])  # nothing was loaded
+
+
+def test_whenever_a_run_is_killed_the_newest_complete_checkpoint_is_whole(tmp_path):
+    """A child saves as fast as it can and keeps one checkpoint. It is stopped at many moments, and what its folder then
+    holds, which is what a kill would leave, must be enough to go on from."""
+    folder = tmp_path / "run"
+    child = subprocess.Popen([sys.executable, "-m", "tests.llm.checkpoint.endless_worker", str(folder)], cwd=REPOSITORY)
+    try:
+        deadline = time.monotonic() + 60
+        while not (folder / "checkpoints" / "step-00000003").exists():
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for moment in range(20):
+            time.sleep(0.003 + 0.001 * moment)
+            child.send_signal(signal.SIGSTOP)
+            shutil.copytree(folder, tmp_path / str(moment))
+            child.send_signal(signal.SIGCONT)
+    finally:
+        child.kill()
+        child.wait()
+    incomplete, steps = 0, set()
+    for moment in range(20):
+        checkpointer, state = Checkpointer(tmp_path / str(moment)), training_state(seed=1)
+        newest = checkpointer.latest()
+        assert newest is not None
+        incomplete += any(not is_complete(path) for path in checkpointer.folder.iterdir())
+        checkpointer.load(newest, state)
+        steps.add(state.positions["place"].value)
+        assert newest.name == f"step-{state.positions['place'].value:08d}"
+        expected = training_state(steps=state.positions["place"].value)
+        assert torch.equal(state.model.used.weight, expected.model.used.weight)
+    assert incomplete  # the moments did fall into saves,
+    assert len(steps) > 1  # and into several of them
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
