@@ -35,8 +35,10 @@ class CMakeBuild(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         """Put the extension, and what it was built with, next to the sources."""
-        super().copy_extensions_to_source()
         package = self.get_finalized_command("build_py").get_package_dir("mindspeed_kernels")
+        for old in Path(package).glob("_C.*"):
+            old.unlink()  # writing over it would crash the processes that have loaded it
+        super().copy_extensions_to_source()
         shutil.copy2(Path(self.build_lib, "mindspeed_kernels", BUILD_INFO), package)
 
 
