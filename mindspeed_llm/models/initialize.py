@@ -48,10 +48,13 @@ def initialize_weights(model: PreTrainedModel, seed: int, device: torch.device |
     state, names = named_state(model), {id(p): name for name, p in template.named_parameters()}
 
     done = set(template.all_tied_weights_keys)
-    for place, (calls, parameters) in enumerate(_independent_groups(template, names)):
-        for name in parameters:
-            drawn = torch.full(state[name].shape, torch.nan, dtype=torch.float32)
-            _replace(template, name, nn.Parameter(drawn))
+    groups = _independent_groups(template, names)
+    # One buffer for all: fresh memory for every tensor would scatter over the heap and stay there.
+    buffer = torch.empty(max(sum(state[name].numel() for name in parameters) for _, parameters in groups))
+    for place, (calls, parameters) in enumerate(groups):
+        sizes = [state[name].numel() for name in sorted(parameters)]
+        for name, values in zip(sorted(parameters), buffer[: sum(sizes)].fill_(torch.nan).split(sizes), strict=True):
+            _replace(template, name, nn.Parameter(values.view(state[name].shape)))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(_seed(seed, place))
             for call in calls:
@@ -60,7 +63,7 @@ def initialize_weights(model: PreTrainedModel, seed: int, device: torch.device |
             drawn = template.get_parameter(name)
             local, box = local_part(state[name])
             local.copy_(drawn[box])
-            if not drawn.isnan().any():
+            if not drawn.sum().isnan():
                 done.add(name)
             _replace(template, name, nn.Parameter(drawn.to("meta")))
     if forgotten := sorted(set(names.values()) - done):

@@ -17,6 +17,7 @@ from mindspeed_llm.models.skeleton import parameters_on_meta
 from mindspeed_llm.parallel.mesh import build_mesh
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.distributed import REPOSITORY, launch
+from tests.llm.memory import NO_HOARDING
 from tests.llm.models.architectures import ARCHITECTURES, make_config, make_model, save
 
 IDS = torch.arange(3, 15)[None]
@@ -108,9 +109,10 @@ def test_an_older_export_is_replaced_whole(tmp_path):
 
 
 def test_two_ranks_write_one_checkpoint(tmp_path):
+    """And neither holds the model in doing so."""
     original = save(make_model("qwen3_moe"), tmp_path / "original")
     worker = str(Path(__file__).with_name("export_worker.py"))
-    finished = launch([worker, str(original), str(tmp_path / "hf")], 2)
+    finished = launch([worker, str(original), str(tmp_path / "hf"), str(tmp_path / "large")], 2, env=NO_HOARDING)
     assert finished.returncode == 0, finished.stderr
     expected, actual = tensors(original), tensors(tmp_path / "hf")
     assert actual.keys() == expected.keys()

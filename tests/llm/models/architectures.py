@@ -52,6 +52,18 @@ ARCHITECTURES: dict[str, dict] = {
 }
 
 
+# Large enough that its parameters (70 MiB, the largest 8 MiB) stand out from what else a process allocates.
+LARGE = {
+    "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 128, "num_experts": 16,
+    "num_experts_per_tok": 2, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64,
+}  # fmt: skip
+
+
+def make_large_model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **LARGE), dtype=torch.float32)
+
+
 def make_config(name: str) -> PreTrainedConfig:
     base = name if name not in ("llama_tied", "llama_yarn", "llama_llama3") else "llama"
     return AutoConfig.for_model(base, **(_SIZES | ARCHITECTURES[name]))

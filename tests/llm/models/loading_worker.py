@@ -1,6 +1,6 @@
 """Run by test_loading.py on four ranks: what each rank holds after ``load_weights`` is its part of the whole.
 
-loading_worker.py FOLDER_OF_QWEN3_MOE FOLDER_OF_LLAMA_TIED FOLDER_OF_PHI3
+loading_worker.py FOLDER_OF_QWEN3_MOE FOLDER_OF_LLAMA_TIED FOLDER_OF_PHI3 FOLDER_OF_LARGE_MODEL
 """
 
 import sys
@@ -16,7 +16,8 @@ from mindspeed_llm.foundation.distributed import start
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.models.skeleton import parameters_on_meta
-from tests.llm.models.architectures import make_config
+from tests.llm.memory import SLACK, PeakMemory
+from tests.llm.models.architectures import make_config, make_large_model
 
 
 def empty_model(name: str) -> PreTrainedModel:
@@ -78,9 +79,25 @@ def check_initialization(mesh: DeviceMesh) -> None:
         assert torch.equal(parameter.to_local(), expected), key
 
 
+def check_memory(folder: str, mesh: DeviceMesh) -> None:
+    """Filling a model takes a rank its shards and one tensor (loading) or one module (initialising) more."""
+    for fill in (lambda model: load_weights(model, folder), lambda model: initialize_weights(model, 0)):
+        with parameters_on_meta():
+            model = make_large_model()
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        with PeakMemory() as peak:
+            fill(model)
+        shards = sum(parameter.to_local().nbytes for parameter in model.parameters())
+        largest = max(parameter.numel() * parameter.itemsize for parameter in model.parameters())
+        assert shards < peak.growth < shards + largest + SLACK, (peak.growth, shards, largest)
+
+
 with start() as distributed:
     fsdp = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",))
-    for name, folder in zip(("qwen3_moe", "llama_tied", "phi3"), sys.argv[1:], strict=True):
+    for name, folder in zip(("qwen3_moe", "llama_tied", "phi3"), sys.argv[1:4], strict=True):
         check_fsdp(name, folder, fsdp)
     check_initialization(fsdp)
     check_experts(sys.argv[1], distributed.rank)
+    check_memory(sys.argv[4], fsdp)

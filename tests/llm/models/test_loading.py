@@ -9,9 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +23,8 @@ from mindspeed_llm.models.lazy_tensor import LazyTensor
 from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.models.skeleton import named_state, parameters_on_meta
 from tests.distributed import launch
-from tests.llm.models.architectures import ARCHITECTURES, make_config, make_model, save
+from tests.llm.memory import NO_HOARDING
+from tests.llm.models.architectures import ARCHITECTURES, make_config, make_large_model, make_model, save
 
 IDS = torch.arange(3, 15)[None]
 
@@ -79,10 +82,12 @@ def test_buffers_of_a_model_wholly_on_meta_are_restored(name, folder):
         assert torch.equal(model.get_buffer(key), value), key
 
 
-def test_shards_on_four_ranks(folder):
-    """Uneven shards, tied weights, experts on a mesh of two dimensions: each rank holds the right parts."""
-    folders = [str(folder(name)) for name in ("qwen3_moe", "llama_tied", "phi3")]
-    finished = launch([str(Path(__file__).with_name("loading_worker.py")), *folders], 4)
+def test_shards_on_four_ranks(folder, tmp_path):
+    """Uneven shards, tied weights, experts on a mesh of two dimensions: each rank holds the right parts, and never more
+    memory than they take and one tensor."""
+    folders = [folder("qwen3_moe"), folder("llama_tied"), folder("phi3"), save(make_large_model(), tmp_path)]
+    worker = str(Path(__file__).with_name("loading_worker.py"))
+    finished = launch([worker, *map(str, folders)], 4, env=NO_HOARDING)
     assert finished.returncode == 0, finished.stderr
 
 
@@ -113,6 +118,21 @@ def test_a_rank_reads_its_shards_and_nothing_else(folder, monkeypatch):
         load_weights(model, path)
         local = sum(parameter.to_local().numel() for parameter in model.parameters())
     assert sum(opened.values()) == local
+
+
+def test_a_rank_opens_its_own_experts_only(folder, monkeypatch):
+    """Expert parallel over 3 ranks in dimension 0; in dimension 1, [gate; up], the first of 2 is all of gate."""
+    path = folder("qwen3_moe")
+    model, opened = empty_model("qwen3_moe"), record_reads(monkeypatch)
+    with rank(1, 6):
+        mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("efsdp", "ep"))
+        for layer in model.model.layers:
+            experts = layer.mlp.experts
+            for key, parameter in experts._parameters.items():
+                experts._parameters[key] = nn.Parameter(distribute_tensor(parameter, mesh, (Shard(1), Shard(0))))
+        load_weights(model, path)
+    experts = {key.split(".mlp.experts.")[1] for key in opened if ".experts." in key}
+    assert experts == {"1.gate_proj.weight", "1.down_proj.weight"}
 
 
 def test_loading_into_real_parameters_and_under_wrappers(folder):
