@@ -66,10 +66,10 @@ def forward_backward(
         # Ranks exchange gradients once a step, after the last micro-batch.
         cast(FSDPModule, model).set_requires_gradient_sync(index == len(window) - 1)
         share = 1.0 if parity == "llamafactory" else batch.num_tokens / max(counts.tokens, 1)
-        loss, aux_loss = cross_entropy_sum(model, to_device(batch, device))
+        loss, aux_loss = cross_entropy_sum(model, to_device(batch, device), with_aux_loss=aux_loss_coefficient > 0)
         divisor = num_targets(batch) * counts.micro_batches if parity == "megatron" else counts.divisor
         objective = loss / max(divisor, 1)
-        if aux_loss is not None and aux_loss_coefficient:
+        if aux_loss is not None:
             aux_loss = aux_loss * share
             objective = objective + aux_loss_coefficient * aux_loss
             total_aux = total_aux + aux_loss.detach()

@@ -7,20 +7,30 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from mindspeed_llm.batch import IGNORE_INDEX
+from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.models.skeleton import original_class
 
 
 def cross_entropy_sum(
-    model: PreTrainedModel, batch: dict[str, torch.Tensor]
+    model: PreTrainedModel, batch: dict[str, torch.Tensor], *, with_aux_loss: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Forward pass of one micro-batch.
 
     ``batch["labels"]`` [batch, seq] is the target of each position, already shifted, -100 where there is none.
     Returns the float32 sum of the targets' cross-entropies, a scalar that is 0 (with a graph) when there are none, and
-    a mixture-of-experts model's load-balancing loss, if the model was asked for it.
+    with ``with_aux_loss`` a mixture-of-experts model's load-balancing loss.
+
+    Raises ConfigError when that is asked of a model which has none.
     """
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    # transformers computes the balancing loss only when asked for router logits. Asked by argument and not by the
+    # model's configuration, which is exported.
+    options = {"output_router_logits": True} if with_aux_loss else {}
     # Without a cache transformers derives the mask of packed documents from position ids that restart at 0.
-    output = model(**inputs, use_cache=False)
+    output = model(**inputs, use_cache=False, **options)
+    aux_loss = getattr(output, "aux_loss", None)
+    if with_aux_loss and aux_loss is None:
+        raise ConfigError(f"training.router_aux_loss_coef: {original_class(model).__name__} has no load-balancing loss")
     logits = output.logits.float()
     loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
-    return loss, getattr(output, "aux_loss", None)
+    return loss, aux_loss if with_aux_loss else None

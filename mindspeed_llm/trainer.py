@@ -130,9 +130,6 @@ class Trainer:
             initialize_weights(model, self.config.training.seed, self.device)
         else:
             load_weights(model, self.config.model.model_name_or_path, self.device)
-        # Mixture-of-experts models of transformers compute their balancing loss only when asked for router logits.
-        if self.aux_loss_coefficient:
-            model.config.output_router_logits = True
         self.model = model
 
     def _check_vocabulary(self, model: PreTrainedModel) -> None:

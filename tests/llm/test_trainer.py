@@ -158,7 +158,9 @@ class StopAfter:
 
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_interrupted_and_resumed_twice_equals_uninterrupted_bit_for_bit(folder, tmp_path, model):
-    options = {"router_aux_loss_coef": 0.1, "num_train_epochs": 3.0, "save_hf_weights": False}
+    options = {"num_train_epochs": 3.0, "save_hf_weights": False}
+    if model == "moe":
+        options["router_aux_loss_coef"] = 0.1
     whole = settings(folder, tmp_path / "whole", model, **options)
     parts = settings(folder, tmp_path / "parts", model, **options, resume_from_checkpoint="auto")
 
@@ -259,3 +261,15 @@ def test_an_output_folder_that_cannot_be_written_is_told(folder, tmp_path, capsy
     path.write_text(settings(folder, tmp_path / "file").dump_yaml())
     assert main([str(path)]) == 2
     assert f"training.output_dir: cannot write into {tmp_path / 'file'}" in capsys.readouterr().err
+
+
+def test_the_balancing_loss_leaves_no_trace_in_the_export_and_needs_a_model_that_has_one(folder, tmp_path, capsys):
+    config = settings(folder, tmp_path / "moe", "moe", max_steps=1, router_aux_loss_coef=0.1)
+    assert run(config)[0]["aux_loss"] > 0
+    exported = json.loads((tmp_path / "moe" / "hf" / "config.json").read_text())
+    original = json.loads((folder / "moe" / "config.json").read_text())
+    assert exported.get("output_router_logits") == original.get("output_router_logits")
+    dense = settings(folder, tmp_path / "dense", max_steps=1, router_aux_loss_coef=0.1)
+    (tmp_path / "dense.yaml").write_text(dense.dump_yaml())
+    assert main([str(tmp_path / "dense.yaml")]) == 2
+    assert ": Qwen3ForCausalLM has no load-balancing loss" in capsys.readouterr().err

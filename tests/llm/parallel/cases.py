@@ -16,9 +16,7 @@ _SHAPE = {
 MODELS = {
     "qwen3": Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=False),
     "tied_llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
-    "qwen3_moe": Qwen3MoeConfig(
-        **_SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, output_router_logits=True
-    ),
+    "qwen3_moe": Qwen3MoeConfig(**_SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
 }
 
 

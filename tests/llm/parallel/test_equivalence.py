@@ -44,8 +44,9 @@ def reference(case: dict) -> dict:
         targets = sum(int((row["labels"] >= 0).sum()) for row in step)
         tokens = sum(int(row.get("attention_mask", torch.ones_like(row["labels"])).sum()) for row in step)
         loss, aux_loss = torch.zeros(()), torch.zeros(())
+        options = {"output_router_logits": True} if case["aux"] else {}
         for row in step:
-            output = model(**{k: v for k, v in row.items() if k != "labels"}, use_cache=False)
+            output = model(**{k: v for k, v in row.items() if k != "labels"}, use_cache=False, **options)
             valid = row["labels"] >= 0
             loss = loss + F.cross_entropy(output.logits[valid], row["labels"][valid], reduction="sum") / max(targets, 1)
             if case["aux"]:
