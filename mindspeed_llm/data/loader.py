@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from torch.utils.data import DataLoader
 
 from mindspeed_llm.data.collate import Batch, Collator, Quirks
 from mindspeed_llm.data.store import Row
+
+logger = logging.getLogger(__name__)
 
 
 class RowDataset(Protocol):
@@ -35,7 +38,7 @@ class StepLoader:
     (``drop_last`` leaves out the micro-batch that is not full on every rank). All ranks get equally many micro-batches.
 
     Iterating goes from the present position to the end of the epoch; the next iteration is the next epoch.
-    ``state_dict()`` at any time names the step that comes next, whatever was prefetched.
+    ``state_dict()`` at any time names the row that comes next, whatever was prefetched.
     """
 
     def __init__(
@@ -95,14 +98,23 @@ class StepLoader:
         left = range(self.step * self.accumulation, self.num_micro_batches)
         return _rank_rows(order, left, self.batch_size, self.rank, self.world_size)
 
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of a full step on all ranks."""
+        return self.batch_size * self.world_size * self.accumulation
+
     def state_dict(self) -> dict[str, int]:
-        """Epoch and step that come next."""
+        """Epoch and row that come next. The row is its place in the epoch's order, which no batch size changes."""
         if self.step >= len(self):
-            return {"epoch": self.epoch + 1, "step": 0}
-        return {"epoch": self.epoch, "step": self.step}
+            return {"epoch": self.epoch + 1, "row": 0}
+        return {"epoch": self.epoch, "row": self.step * self.rows_per_step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.step = state["epoch"], state["step"]
+        """Go on where a loader stood, also one of other ranks and batch sizes: then at the last whole step before."""
+        self.epoch = state["epoch"]
+        self.step, repeated = divmod(state["row"], self.rows_per_step)
+        if repeated:
+            logger.warning("steps have %d rows now: the last %d rows are taken again", self.rows_per_step, repeated)
 
 
 class EvalLoader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_order_is_the_documented_one(
     for rank in range(world_size):
         options = {"batch_size": batch_size, "accumulation": accumulation, "seed": seed, "drop_last": drop_last}
         one = loader(rows, rank, world_size, **options)
-        one.load_state_dict({"epoch": epoch, "step": 0})
+        one.load_state_dict({"epoch": epoch, "row": 0})
         runs = [kept[i : i + batch_size] for i in range(rank * batch_size, len(kept), batch_size * world_size)]
         steps = [list(itertools.chain(*runs[i : i + accumulation])) for i in range(0, len(runs), accumulation)]
         assert [rows for rows in rows_of(list(one)) if rows] == [rows for rows in steps if rows]
@@ -104,7 +105,7 @@ def test_resuming_at_any_points_changes_nothing(
     uninterrupted = rows_of(list(itertools.islice(endless, steps)))
 
     resumed: list[list[int]] = []
-    state = {"epoch": 0, "step": 0}
+    state = {"epoch": 0, "row": 0}
     for run in [*stops, 4]:
         one = loader(rows, rank, world_size, **options)
         one.load_state_dict(state)
@@ -114,15 +115,34 @@ def test_resuming_at_any_points_changes_nothing(
     assert resumed == uninterrupted
 
 
-def test_state_names_the_next_step_whatever_was_prefetched() -> None:
+def test_state_names_the_next_row_whatever_was_prefetched() -> None:
     one = loader(20, accumulation=2, num_workers=2)
     windows = iter(one)
-    assert one.state_dict() == {"epoch": 0, "step": 0}
+    assert one.state_dict() == {"epoch": 0, "row": 0}
     for step in range(1, 5):
         next(windows)
-        assert one.state_dict() == {"epoch": 0, "step": step}
+        assert one.state_dict() == {"epoch": 0, "row": step * one.rows_per_step}
     next(windows)
-    assert one.state_dict() == {"epoch": 1, "step": 0}
+    assert one.state_dict() == {"epoch": 1, "row": 0}
+
+
+def test_fewer_ranks_go_on_at_the_same_row(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("mindspeed_llm"), "propagate", True)  # a run in this process stops it
+    two = [loader(23, rank, 2, batch_size=2, seed=3) for rank in range(2)]
+    seen = [row for windows in zip(*two, strict=True) for window in rows_of(list(windows)) for row in window]
+    stopped = [iter(loader(23, rank, 2, batch_size=2, seed=3)) for rank in range(2)]
+    first = [row for _ in range(3) for rank in stopped for row in rows_of([next(rank)])[0]]
+    state = two[0].state_dict() | {"epoch": 0, "row": 12}  # three steps of four rows
+
+    one = loader(23, batch_size=2, seed=3)
+    one.load_state_dict(state)
+    assert first + [row for window in rows_of(list(one)) for row in window] == seen
+    assert not caplog.records
+
+    odd = loader(23, batch_size=5, seed=3)
+    odd.load_state_dict(state)
+    assert rows_of([next(iter(odd))])[0] == seen[10:15]
+    assert "steps have 5 rows now: the last 2 rows are taken again" in caplog.text
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
