@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from mindspeed_llm.data.collate import Batch
-
-IGNORE_INDEX = -100
+from mindspeed_llm.data.encode import IGNORE_INDEX
 
 
 def num_targets(batch: Batch) -> int:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from mindspeed_llm.batch import IGNORE_INDEX
+from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.models.skeleton import original_class
 

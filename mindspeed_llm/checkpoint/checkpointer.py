@@ -8,7 +8,6 @@ without it is what a crash left behind: it is never read and is replaced when it
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
+from mindspeed_llm.checkpoint.durable import fsync
 from mindspeed_llm.checkpoint.optimizer_state import empty_optimizer_state, optimizer_tensors, put_optimizer_state
 from mindspeed_llm.errors import DataError, UserError
 from mindspeed_llm.foundation.random_state import get_random_state, set_random_state
@@ -79,7 +79,7 @@ class Checkpointer:
             content = {"step": step, "world_size": dist.get_world_size(), "positions": positions}
             (path / "state.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
             _publish(path)
-            _fsync(self.folder)
+            fsync(self.folder)
             self._prune()
         dist.barrier()
         logger.info("saved %s", path)
@@ -160,18 +160,10 @@ def _remove(path: Path) -> None:
 def _publish(path: Path) -> None:
     """Make everything in ``path`` durable, then mark it complete."""
     for file in path.iterdir():
-        _fsync(file)
+        fsync(file)
     (path / _COMPLETE).touch()
-    _fsync(path / _COMPLETE)
-    _fsync(path)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync(path / _COMPLETE)
+    fsync(path)
 
 
 def _check_resumable(path: Path) -> None:

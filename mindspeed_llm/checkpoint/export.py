@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 
+from mindspeed_llm.checkpoint.durable import fsync
 from mindspeed_llm.checkpoint.safetensors_writer import write_sharded
 from mindspeed_llm.models.conversion import from_scratch_transforms, to_checkpoint_layout
 from mindspeed_llm.models.skeleton import named_state, original_class, skeleton
@@ -118,19 +118,11 @@ def _write_metadata(
 
 def _publish(temporary: Path, folder: Path) -> None:
     for path in (*temporary.rglob("*"), temporary):
-        _fsync(path)
+        fsync(path)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
-    _fsync(folder.parent)
+    fsync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -143,7 +143,7 @@ class ParallelConfig(Section):
     """Units gathered ahead in the forward pass."""
     num_to_backward_prefetch: NonNegativeInt = 1
     """Units gathered ahead in the backward pass."""
-    param_dtype: DType = "bf16"
+    param_dtype: Literal["bf16", "fp32"] = "bf16"
     """Type that the model computes in; the master weights are float32."""
     reduce_dtype: DType = "fp32"
     """Type in which gradients are summed over ranks."""

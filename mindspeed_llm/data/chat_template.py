@@ -24,7 +24,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.data.conversation import Conversation, Message, RowError
-from mindspeed_llm.data.encode import IGNORE, Document, EncodeOptions, truncated_lengths
+from mindspeed_llm.data.encode import IGNORE_INDEX, Document, EncodeOptions, truncated_lengths
 from mindspeed_llm.data.templates import THINK, Style
 from mindspeed_llm.errors import DataError
 
@@ -142,7 +142,7 @@ class ChatTemplateEncoder:
         if self.options.train_on_prompt:
             trained[:] = True
         keep = self._kept(trained, rendering.has_masked_history)
-        return Document(ids[keep], np.where(trained, ids, IGNORE).astype(np.int32)[keep], len(ids))
+        return Document(ids[keep], np.where(trained, ids, IGNORE_INDEX).astype(np.int32)[keep], len(ids))
 
     def _after_last_eos(self, ids: np.ndarray, span: np.ndarray) -> np.ndarray:
         """Positions behind the answer's last eos: a newline that templates write there is never generated."""

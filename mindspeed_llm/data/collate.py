@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from mindspeed_llm.data.encode import IGNORE
+from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.data.store import Row
 
 
@@ -55,7 +55,7 @@ class Collator:
         width = -(-longest // self.pad_to_multiple) * self.pad_to_multiple
         shape = (max(len(rows), 1), width)
         input_ids = np.full(shape, self.pad_token_id, np.int64)
-        labels = np.full(shape, IGNORE, np.int64)
+        labels = np.full(shape, IGNORE_INDEX, np.int64)
         position_ids = np.tile(np.arange(width), (shape[0], 1))
         attention_mask = np.zeros(shape, np.int64)
         for index, row in enumerate(rows):
@@ -75,14 +75,14 @@ class Collator:
         elif rows and not is_packed and not attention_mask.all():
             batch["attention_mask"] = torch.from_numpy(attention_mask)
         batch.num_tokens = int(attention_mask.sum())
-        batch.num_unshifted_labels = sum(int((row["labels"] != IGNORE).sum()) for row in rows)
+        batch.num_unshifted_labels = sum(int((row["labels"] != IGNORE_INDEX).sum()) for row in rows)
         return batch
 
     def _targets(self, row: Row) -> np.ndarray:
         """Labels shifted by one; the last position of a document has no target, that of a row the label behind it."""
-        targets = np.append(row["labels"][1:], IGNORE)[: len(row["input_ids"])]
+        targets = np.append(row["labels"][1:], IGNORE_INDEX)[: len(row["input_ids"])]
         if not self.quirks:
-            targets[np.cumsum(row["lengths"])[:-1] - 1] = IGNORE
+            targets[np.cumsum(row["lengths"])[:-1] - 1] = IGNORE_INDEX
         return targets
 
     def _positions(self, row: Row, width: int) -> np.ndarray:

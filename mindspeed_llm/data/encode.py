@@ -12,7 +12,7 @@ from mindspeed_llm.data.conversation import Conversation, RowError
 from mindspeed_llm.data.templates import Style, Template, Turn
 from mindspeed_llm.data.tokenise import Tokeniser
 
-IGNORE = -100
+IGNORE_INDEX = -100
 """Label of a position that does not count in the loss."""
 
 
@@ -84,11 +84,11 @@ class TemplateEncoder:
             source_length, target_length = truncated_lengths(len(source), len(target), budget)
             source, target = source[:source_length], target[:target_length]
             budget -= source_length + target_length
-            source_labels = source if options.train_on_prompt else [IGNORE] * len(source)
+            source_labels = source if options.train_on_prompt else [IGNORE_INDEX] * len(source)
             if efficient_eos and source and not options.train_on_prompt and self._ends_a_trained_answer(index, last):
-                source_labels = [eos] + [IGNORE] * (len(source) - 1)
+                source_labels = [eos] + [IGNORE_INDEX] * (len(source) - 1)
             is_trained = index == last or not options.mask_history
-            kept.append((source + target, source_labels + (target if is_trained else [IGNORE] * len(target))))
+            kept.append((source + target, source_labels + (target if is_trained else [IGNORE_INDEX] * len(target))))
         if options.mask_history:
             kept.reverse()
         end = [eos] if efficient_eos else []

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mindspeed_llm.data.conversation import Conversation, RowError
-from mindspeed_llm.data.encode import IGNORE, ConversationEncoder, Document, EncodeOptions
+from mindspeed_llm.data.encode import IGNORE_INDEX, ConversationEncoder, Document, EncodeOptions
 from mindspeed_llm.data.formats import read_conversation
 from mindspeed_llm.data.packing import cut_stream, greedy_knapsack
 from mindspeed_llm.data.report import Problem, Tally
@@ -97,7 +97,7 @@ class ConversationChunks:
         if document.is_truncated and self.options.drop_overlong:
             tally.overlong += 1
             return False
-        if not self.options.llamafactory and not (document.labels[1:] != IGNORE).any():
+        if not self.options.llamafactory and not (document.labels[1:] != IGNORE_INDEX).any():
             tally.unlabelled += 1
             return False
         tally.truncated += document.is_truncated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from mindspeed_llm.data.encode import IGNORE
+from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.data.loader import RowDataset
 
 
@@ -33,7 +33,7 @@ def render_first_sample(dataset: RowDataset, tokenizer: PreTrainedTokenizerBase,
 def _bracketed(ids: list[int], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     spans: list[tuple[bool, list[int]]] = []
     for token, label in zip(ids, labels, strict=True):
-        is_trained = label != IGNORE
+        is_trained = label != IGNORE_INDEX
         if not spans or spans[-1][0] != is_trained:
             spans.append((is_trained, []))
         spans[-1][1].append(token)

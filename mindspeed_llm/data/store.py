@@ -14,7 +14,7 @@ from typing import TypedDict
 import numpy as np
 from torch.utils.data import Dataset
 
-from mindspeed_llm.data.encode import IGNORE
+from mindspeed_llm.data.encode import IGNORE_INDEX
 
 
 class Row(TypedDict):
@@ -68,7 +68,7 @@ class TokenRows(Dataset[Row]):
         if self._labels is self._input_ids:
             return self.num_tokens - self.num_documents
         starts = np.concatenate([[0], self._document_ends[:-1]]).astype(np.int64)[: self.num_documents]
-        return int((self._labels != IGNORE).sum() - (self._labels[starts] != IGNORE).sum())
+        return int((self._labels != IGNORE_INDEX).sum() - (self._labels[starts] != IGNORE_INDEX).sum())
 
     @property
     def num_documents(self) -> int:

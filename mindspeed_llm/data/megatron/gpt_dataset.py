@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch.utils.data import Dataset
 
-from mindspeed_llm.data.encode import IGNORE
+from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.data.megatron.indexed import IndexedTokens
 from mindspeed_llm.data.megatron.indices import SampleOrder
 from mindspeed_llm.data.report import Report
@@ -36,7 +36,7 @@ class GptDataset(Dataset[Row]):
         lengths = np.array([len(piece) for piece in pieces])
         if self.leak:
             return Row(input_ids=input_ids, labels=labels, lengths=np.array([len(input_ids)]))
-        labels[np.cumsum(lengths)[:-1]] = IGNORE
+        labels[np.cumsum(lengths)[:-1]] = IGNORE_INDEX
         lengths[-1] -= 1  # the last target is no input
         return Row(input_ids=input_ids, labels=labels, lengths=lengths[lengths > 0])
 

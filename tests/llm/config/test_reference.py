@@ -24,7 +24,7 @@ def test_the_page_describes_types_defaults_and_limits() -> None:
     page = markdown()
     assert "| `fsdp_size` | whole number > 0 or null | null | Ranks that share" in page
     assert "| `adam_beta2` | number ≥ 0, < 1 | `0.95` |" in page
-    assert "| `param_dtype` | `bf16`, `fp16`, `fp32` | `bf16` |" in page
+    assert "| `param_dtype` | `bf16`, `fp32` | `bf16` |" in page
     assert "| `output_dir` | text | **required** |" in page
     assert "| `parallel.tp_size` | `1` | tensor parallelism" in page
 

@@ -167,6 +167,14 @@ def test_no_usable_row_at_all_says_why(prepare: Prepare, write_rows: WriteRows) 
     assert f"{path}:1: no column 'instruction'" in str(error.value)
 
 
+@pytest.mark.parametrize("content", ["", "[]"])
+def test_an_empty_file_says_so(prepare: Prepare, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match="none of 0 rows can be used:\n  the files of the data set are empty"):
+        prepare(path, template="chatml")
+
+
 def test_columns_that_nothing_reads_are_named(prepare: Prepare, write_rows: WriteRows) -> None:
     report = prepare(write_rows([alpaca(system="Be kind.", history=[])]), template="chatml").report
     assert "columns not used: system, history" in report

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
-from mindspeed_llm.batch import IGNORE_INDEX
 from mindspeed_llm.data.collate import Batch
+from mindspeed_llm.data.encode import IGNORE_INDEX
 
 VOCAB, STEPS = 65, 3  # a vocabulary that no number of ranks divides
 _SHAPE = {

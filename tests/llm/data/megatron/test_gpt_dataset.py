@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_llm.data.collate import Batch, Collator
-from mindspeed_llm.data.encode import IGNORE
+from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.data.megatron.gpt_dataset import GptDataset
 from mindspeed_llm.data.megatron.indexed import IndexedTokens
 from mindspeed_llm.data.megatron.indices import build_order
@@ -33,7 +33,7 @@ def test_documents_are_apart(tmp_path: Path) -> None:
     """Positions restart; an end predicts nothing, and a document cut by a row's end still predicts what follows."""
     rows = batch(dataset(tmp_path, DOCUMENTS, 3))
     assert rows["input_ids"].tolist() == [[11, 12, 13], [21, 22, 31], [32, 33, 34]]
-    assert rows["labels"].tolist() == [[12, 13, IGNORE], [22, IGNORE, 32], [33, 34, 35]]
+    assert rows["labels"].tolist() == [[12, 13, IGNORE_INDEX], [22, IGNORE_INDEX, 32], [33, 34, 35]]
     assert rows["position_ids"].tolist() == [[0, 1, 2], [0, 1, 0], [0, 1, 2]]
     assert "attention_mask" not in rows
 
@@ -51,7 +51,7 @@ def test_padding_behind_a_sample_is_no_target(leak: bool, tmp_path: Path) -> Non
     rows = dataset(tmp_path, DOCUMENTS, 3, leak=leak)
     padded = Collator(pad_token_id=0, pad_to_multiple=8)([rows[1]])
     assert padded["input_ids"].tolist() == [[21, 22, 31, 0, 0, 0, 0, 0]]
-    assert padded["labels"].tolist() == [[22, 31 if leak else IGNORE, 32, *[IGNORE] * 5]]
+    assert padded["labels"].tolist() == [[22, 31 if leak else IGNORE_INDEX, 32, *[IGNORE_INDEX] * 5]]
     assert padded.num_tokens == 3
 
 
@@ -77,7 +77,7 @@ def test_every_token_is_a_target_once(
     rows = dataset(tmp_path_factory.mktemp("rows"), documents, sequence_length, leak=leak)
     got = batch(rows)
     inputs, targets = (got[name].numpy().ravel() for name in ("input_ids", "labels"))
-    counted = targets != IGNORE
+    counted = targets != IGNORE_INDEX
     stream = np.concatenate([np.asarray(document, np.int64) for document in documents])
     assert inputs.tolist() == stream[: len(inputs)].tolist()
     expected = stream[1 : len(inputs) + 1]
