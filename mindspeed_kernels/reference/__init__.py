@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mindspeed_kernels.reference._common import widened as _widened
+from mindspeed_kernels.reference.flash_attention import flash_attention, flash_attention_backward
+
+__all__ = ["add_rms_norm", "flash_attention", "flash_attention_backward", "rms_norm", "rotary", "swiglu"]
+
 CastOrder = Literal["hf", "float32"]
-
-
-def _widened(x: Tensor) -> Tensor:
-    """``x`` in the type that the arithmetic is done in: float64 for float64, float32 for all others."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def rms_norm(

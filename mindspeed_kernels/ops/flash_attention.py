@@ -1,0 +1,187 @@
+"""Softmax attention that never holds all scores (Dao et al., 2022, https://arxiv.org/abs/2205.14135)."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from mindspeed_kernels import reference
+
+
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+    return_logsumexp: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+    return_logsumexp: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+    return_logsumexp: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attend: ``softmax(scale * q kᵀ) v`` over the keys that each query may see.
+
+    Which those are, one rule says. Query ``i`` of a sequence sits at key ``p = i + offset`` and sees key ``j`` if
+
+    * ``j <= p``, when ``causal``;
+    * ``p - window < j``, with a window, and ``j < p + window``, which matters when not ``causal``.
+
+    A sequence's offset is ``seq_k - seq_q`` by default, so that the last query sits at the last key.
+
+    Args:
+        q: ``[batch, seq_q, num_heads, head_dim]``, any strides; or packed, ``[tokens_q, num_heads, head_dim]``.
+        k: ``[batch, seq_k, num_kv_heads, head_dim]`` or ``[tokens_k, num_kv_heads, head_dim]``, dtype of ``q``.
+            ``num_heads`` is a multiple of ``num_kv_heads``; neighbouring heads of ``q`` share one of ``k`` and ``v``.
+        v: ``[batch, seq_k, num_kv_heads, value_dim]`` or ``[tokens_k, num_kv_heads, value_dim]``, dtype of ``q``.
+        causal: whether queries see no later keys.
+        scale: factor of the scores, ``head_dim ** -0.5`` by default.
+        window: how many keys a query sees at most when causal, its own included.
+        softcap: bounds the scores smoothly, ``softcap * tanh(scores / softcap)`` (Gemma 2).
+        sinks: ``[num_heads]``, any floating dtype: one more logit in each softmax, which has no value (gpt-oss).
+        cu_seqlens_q, cu_seqlens_k: for the packed layout, int32 or int64 ``[sequences + 1]``: where in ``q`` and in
+            ``k`` and ``v`` each sequence starts, and the last one ends. Sequences may be empty; tokens outside of all
+            of them neither see nor are seen.
+        query_offsets: int64 ``[batch]`` or ``[sequences]``, the offset of each sequence's queries; may be negative.
+        return_logsumexp: return the logarithm of each softmax's denominator as well.
+
+    Returns:
+        ``out``, ``[..., num_heads, value_dim]`` in q's dtype, the sums formed in float32; or ``(out, logsumexp)``,
+        logsumexp float32 ``[batch, num_heads, seq_q]`` or ``[num_heads, tokens_q]``, natural, sinks included. Both can
+        be differentiated. A query that sees no key gives 0, and -inf unless there are sinks, and passes no gradient.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices do not fit together.
+    """
+    return reference.flash_attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        query_offsets=query_offsets,
+        return_logsumexp=return_logsumexp,
+    )
+
+
+@torch.no_grad()
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """``(out, logsumexp)`` of :func:`flash_attention`, without a graph, for callers that differentiate themselves."""
+    out, logsumexp = reference.flash_attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        query_offsets=query_offsets,
+        return_logsumexp=True,
+    )
+    return out, logsumexp
+
+
+@torch.no_grad()
+def backward(
+    grad_out: Tensor,
+    grad_logsumexp: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    query_offsets: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of q, k, v and sinks (None without sinks), each in the dtype of what it belongs to.
+
+    ``out`` and ``logsumexp`` may be those of more keys than these: with the output and logsumexp merged over several
+    calls to :func:`forward`, the gradients of the calls add up to those of one call with all keys. The gradient of
+    sinks is then whole in each call, not a share: ask for it once.
+    """
+    return reference.flash_attention_backward(
+        grad_out,
+        grad_logsumexp,
+        q,
+        k,
+        v,
+        out,
+        logsumexp,
+        causal=causal,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        query_offsets=query_offsets,
+    )

@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def widened(x: Tensor) -> Tensor:
+    """``x`` in the type that the arithmetic is done in: float64 for float64, float32 for all others."""
+    return x if x.dtype == torch.float64 else x.float()
