@@ -71,8 +71,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     ),
     "data.streaming": OriginalKey("streaming is not supported yet; data is memory-mapped", OFF),
     "data.buffer_size": OriginalKey("streaming is not supported yet", ANY),
-    "data.mix_strategy": OriginalKey("several data sets are put one after the other, then shuffled", ("concat",)),
-    "data.interleave_probs": OriginalKey("several data sets are put one after the other, then shuffled"),
     "data.eval_num_beams": OriginalKey("evaluation computes the loss and generates nothing"),
     "data.ignore_pad_token_for_loss": OriginalKey("padding never counts in the loss", (True,)),
     "data.data_shared_file_system": OriginalKey("every rank reads the data files itself", ANY),

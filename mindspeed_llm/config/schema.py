@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, Tag
 
-from mindspeed_llm.config.types import Bool, Float, Section
+from mindspeed_llm.config.types import Bool, Float, Floats, Section
 
 DType = Literal["bf16", "fp16", "fp32"]
 ColumnRole = Literal["prompt", "query", "response", "history", "messages", "system", "tools"]
@@ -102,6 +102,11 @@ class DataConfig(Section):
     """The same as `packing`; the two differ in `training.parity: llamafactory` only, where plain packing leaks."""
     max_samples: PositiveInt | None = None
     """Take only the first rows of every data set (for a quick try)."""
+    mix_strategy: Literal["concat", "interleave_under", "interleave_over"] = "concat"
+    """How several data sets are put together: one after the other, or a row of each in turn until the first
+    (`interleave_under`) or the last (`interleave_over`) has come to its end; the others then begin again."""
+    interleave_probs: Floats | None = None
+    """Probabilities with which interleaving draws the data set of the next row; null: they take turns."""
     val_size: Float = Field(0.0, ge=0)
     """Part of the training data set aside for evaluation: a fraction below 1, or a number of rows."""
     eval_on_each_dataset: Bool = False
@@ -116,6 +121,8 @@ class DataConfig(Section):
     """Folder that keeps prepared data for later runs; null: `prepared_data` in `output_dir`."""
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.interleave_probs is not None:
+            yield from self._contradictions_of_probs(self.interleave_probs)
         if self.val_size and self.eval_dataset is not None:
             yield "val_size", f"{self.val_size:g} and eval_dataset are both given; drop one"
         if self.val_size > 1 and self.val_size != int(self.val_size):
@@ -124,6 +131,17 @@ class DataConfig(Section):
             yield "mask_history", "the loss cannot leave out earlier turns and count the prompt: drop train_on_prompt"
         if self.data_manager_type == "lf" and self.split != "100,0,0":
             yield "split", "cuts the files of data_manager_type: mg; use val_size"
+
+    def _contradictions_of_probs(self, probs: list[float]) -> Iterator[tuple[str, str]]:
+        if self.mix_strategy == "concat":
+            yield "interleave_probs", "is for mix_strategy: interleave_under or interleave_over, not concat"
+        if min(probs, default=0) <= 0 or abs(sum(probs) - 1) > 1e-6:
+            yield "interleave_probs", f"must be positive and add up to 1, got {probs}, which adds up to {sum(probs):g}"
+        for key, names in (("dataset", self.dataset), ("eval_dataset", self.eval_dataset)):
+            count = len(names.split(",")) if isinstance(names, str) else 1
+            is_mixed = count > 1 and not (key == "eval_dataset" and self.eval_on_each_dataset)
+            if count != len(probs) and (is_mixed or key == "dataset"):
+                yield "interleave_probs", f"has {len(probs)} probabilities, but {key} names {count} data sets"
 
 
 class ParallelConfig(Section):

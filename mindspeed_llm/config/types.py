@@ -61,3 +61,11 @@ def _switch(value: Any) -> Any:
 
 Float = Annotated[float, BeforeValidator(_number)]
 Bool = Annotated[bool, BeforeValidator(_switch)]
+
+
+def _comma_separated(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+Floats = Annotated[list[Float], BeforeValidator(_comma_separated)]
+"""A list of numbers; a text that separates them by commas is understood too, as LLaMA-Factory has them."""

@@ -146,7 +146,13 @@ class DataFactory:
     def _write(self, split: _Split, folder: Path) -> None:
         data, seed = self.config.data, self.config.training.seed
         is_text = self.config.training.stage == "pt"
-        selection = Selection(split.specs, max_samples=data.max_samples, seed=seed)
+        selection = Selection(
+            split.specs,
+            max_samples=data.max_samples,
+            seed=seed,
+            mix_strategy=data.mix_strategy if len(split.specs) > 1 else "concat",
+            interleave_probs=data.interleave_probs,
+        )
         if data.val_size:
             selection.hold_out(data.val_size, seed, keep_held_out=split.is_held_out)
         report = Report(split.name, len(selection), unused_columns=[] if is_text else selection.unused_columns())

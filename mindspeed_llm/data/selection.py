@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from mindspeed_llm.data.conversation import RowError
+from mindspeed_llm.data.mixing import MixStrategy, mixed_order
 from mindspeed_llm.data.prepare import Item
 from mindspeed_llm.data.sources import Source, data_files, open_source
 from mindspeed_llm.data.specs import DatasetSpec
@@ -15,12 +16,20 @@ from mindspeed_llm.errors import DataError
 
 
 class Selection:
-    """Rows of several data sets, one data set after the other.
+    """Rows of several data sets, mixed.
 
     ``rows [n, 2]`` holds for each the position of its file in ``sources`` and its index in the file.
     """
 
-    def __init__(self, specs: Sequence[DatasetSpec], *, max_samples: int | None, seed: int) -> None:
+    def __init__(
+        self,
+        specs: Sequence[DatasetSpec],
+        *,
+        max_samples: int | None,
+        seed: int,
+        mix_strategy: MixStrategy = "concat",
+        interleave_probs: Sequence[float] | None = None,
+    ) -> None:
         self.sources: list[tuple[DatasetSpec, Source]] = []
         selected = []
         for spec in specs:
@@ -30,7 +39,10 @@ class Selection:
                 addresses.append(np.stack([np.full(len(source), len(self.sources)), np.arange(len(source))], axis=1))
                 self.sources.append((spec, source))
             selected.append(_take(np.concatenate(addresses), spec.num_samples, max_samples, seed))
-        self.rows = np.concatenate(selected)
+        sizes = list(map(len, selected))
+        if mix_strategy != "concat" and 0 in sizes:
+            raise DataError(f"data.mix_strategy: {mix_strategy}: data set {specs[sizes.index(0)].name!r} has no rows")
+        self.rows = np.concatenate(selected)[mixed_order(sizes, mix_strategy, interleave_probs, seed)]
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -199,3 +199,16 @@ def test_sections_check_themselves_and_cannot_be_changed() -> None:
 def test_shipped_files_load(path: Path, folder: Path) -> None:
     """Whatever folder they are run from; the model of one is made by a script first."""
     load_config(path, [f"--model.model_name_or_path={folder / 'model'}"])
+
+
+def test_interleave_probs(load: Load, error: Error, folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "data" / "dataset_info.json").write_text("{}")
+    names = ("--data.dataset=a,b", "--data.mix_strategy=interleave_over")
+    for written in ("0.25,0.75", "[0.25, 0.75]", "[25e-2, 75e-2]"):
+        assert load(*names, f"--data.interleave_probs={written}").data.interleave_probs == [0.25, 0.75]
+    assert "must be positive and add up to 1" in error(*names, "--data.interleave_probs=0.5,0.6")
+    assert "must be positive and add up to 1" in error(*names, "--data.interleave_probs=0,1")
+    assert "has 3 probabilities, but dataset names 2" in error(*names, "--data.interleave_probs=0.2,0.3,0.5")
+    assert "must be a number" in error(*names, "--data.interleave_probs=half,half")
+    assert "not concat" in error("--data.dataset=a,b", "--data.interleave_probs=0.5,0.5")

@@ -1,0 +1,50 @@
+"""In which order the rows of several data sets follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+MixStrategy = Literal["concat", "interleave_under", "interleave_over"]
+
+_BLOCK = 1000  # draws at a time; part of the order, as what a generator draws depends on how much is asked of it
+
+
+def mixed_order(
+    sizes: Sequence[int], strategy: MixStrategy, probabilities: Sequence[float] | None = None, seed: int = 0
+) -> np.ndarray:
+    """Rows, numbered through all data sets of ``sizes`` rows, in the order of their use. int64 [rows].
+
+    ``concat`` takes one data set after the other. The other strategies take a row of each in turn, or of one that is
+    drawn with ``probabilities``; a data set that has come to its end begins again. ``interleave_under`` stops when the
+    first has come to its end, ``interleave_over`` when the last one has, so that no row is left out. These orders are
+    those of ``datasets.interleave_datasets``, which LLaMA-Factory uses. Neither sizes nor probabilities may be 0.
+    """
+    if strategy == "concat" or len(sizes) == 1:
+        return np.arange(sum(sizes))
+    under = strategy == "interleave_under"
+    if probabilities is None:
+        draws = np.tile(np.arange(len(sizes)), min(sizes) if under else max(sizes))
+    else:
+        draws = _draw(np.asarray(sizes), probabilities, np.random.default_rng(seed), under=under)
+    order = np.empty(len(draws), np.int64)
+    first = 0
+    for source, size in enumerate(sizes):
+        places = np.flatnonzero(draws == source)
+        order[places] = first + np.arange(len(places)) % size
+        first += size
+    return order
+
+
+def _draw(sizes: np.ndarray, probabilities: Sequence[float], random: np.random.Generator, *, under: bool) -> np.ndarray:
+    """The data set of each row, up to the last row of the first (``under``) or last data set to come to its end."""
+    blocks: list[np.ndarray] = []
+    counts = np.zeros(len(sizes), np.int64)
+    while not (np.any if under else np.all)(counts >= sizes):
+        blocks.append(random.choice(len(sizes), _BLOCK, p=probabilities))
+        counts += np.bincount(blocks[-1], minlength=len(sizes))
+    draws = np.concatenate(blocks)
+    ends = [np.flatnonzero(draws == source)[size - 1] for source, size in enumerate(sizes) if counts[source] >= size]
+    return draws[: (min if under else max)(ends) + 1]
