@@ -1,0 +1,84 @@
+// Products of matrices inside a kernel, on the calling thread.
+//
+// Operands are float32, bfloat16 or float16, sums are float32. Where there is an instruction for it, bfloat16 is
+// multiplied as such (gemm_tile.h); otherwise half precision is widened while it is packed.
+#pragma once
+
+#include <new>
+
+#include "gemm_pack.h"
+
+namespace mindspeed::cpu::MINDSPEED_ISA {
+namespace {
+
+// The blocks of A and B that are packed at a time. A block of A, 256 KB, stays in the second-level cache while the
+// panels of B pass; the longer the depth, the less often is C read and written, and the wider B, the less often is A
+// packed.
+constexpr int64_t kBlockUnits = 512;
+constexpr int64_t kBlockRows = 16 * kTileRows;
+constexpr int64_t kBlockColumns = 1056 / kTileColumns * kTileColumns;
+
+// The memory that one thread packs operands into. A kernel makes one for all its products.
+class GemmBuffers {
+ public:
+  GemmBuffers() : memory_(static_cast<float*>(::operator new((kA + kB) * sizeof(float), kAlignment))) {}
+  ~GemmBuffers() { ::operator delete(memory_, kAlignment); }
+  GemmBuffers(const GemmBuffers&) = delete;
+  GemmBuffers& operator=(const GemmBuffers&) = delete;
+
+  float* a() const { return memory_; }
+  float* b() const { return memory_ + kA; }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  static constexpr int64_t kA = kBlockRows / kTileRows * panel_size(kBlockUnits, kTileRows);
+  static constexpr int64_t kB = kBlockColumns / kTileColumns * panel_size(kBlockUnits, kTileColumns);
+
+  float* memory_;
+};
+
+// The packed blocks' part of C.
+template <class T>
+void multiply_blocks(int64_t rows, int64_t columns, int64_t units, const float* a, const float* b, float* c,
+                     int64_t stride, bool accumulate) {
+  for (int64_t j = 0; j < columns; j += kTileColumns, b += panel_size(units, kTileColumns)) {
+    const float* panel = a;
+    for (int64_t i = 0; i < rows; i += kTileRows, panel += panel_size(units, kTileRows))
+      multiply_partial_tile<T>(units, panel, b, c + i * stride + j, stride, std::min<int64_t>(kTileRows, rows - i),
+                               std::min<int64_t>(kTileColumns, columns - j), accumulate);
+  }
+}
+
+// The size of the blocks that a dimension is cut into: all about alike, multiples of `unit`, and at most `largest`.
+constexpr int64_t block_size(int64_t length, int64_t largest, int64_t unit) {
+  const int64_t blocks = std::max<int64_t>(1, (length + largest - 1) / largest);
+  return (length + blocks * unit - 1) / (blocks * unit) * unit;
+}
+
+// C [m, n] = A [m, k] · B [k, n], or C += A · B. C's rows are `stride` elements apart. Sums are float32, their order
+// depends on k alone: an element comes out the same in whichever part of C it is asked for.
+template <class T>
+void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, float* c, int64_t stride,
+          bool accumulate, const GemmBuffers& buffers) {
+  if (k == 0 && !accumulate)
+    for (int64_t i = 0; i < m; ++i) std::fill_n(c + i * stride, n, 0.0f);
+  const int64_t block_rows = block_size(m, kBlockRows, kTileRows);
+  const int64_t block_columns = block_size(n, kBlockColumns, kTileColumns);
+  const int64_t block_depth = block_size(k, kBlockUnits * kDepthPerUnit<T>, kLanes * kDepthPerUnit<T>);
+  for (int64_t j = 0; j < n; j += block_columns) {
+    const int64_t columns = std::min(block_columns, n - j);
+    for (int64_t d = 0; d < k; d += block_depth) {
+      const int64_t depth = std::min(block_depth, k - d), units = units_of<T>(depth);
+      pack<T, kTileColumns>(b.from(d, j).transpose(), columns, depth, buffers.b());
+      for (int64_t i = 0; i < m; i += block_rows) {
+        const int64_t rows = std::min(block_rows, m - i);
+        pack<T, kTileRows>(a.from(i, d), rows, depth, buffers.a());
+        multiply_blocks<T>(rows, columns, units, buffers.a(), buffers.b(), c + i * stride + j, stride,
+                           accumulate || d > 0);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace mindspeed::cpu::MINDSPEED_ISA
