@@ -39,7 +39,8 @@ using Vec = VectorOf<float, kLanes>::type;
 using Bits32 = VectorOf<uint32_t, kLanes>::type;  // the bits of a Vec
 using Bits16 = VectorOf<uint16_t, kLanes>::type;  // the bits of kLanes half-precision numbers
 
-inline Vec broadcast(float value) { return Vec{} + value; }
+// The bits of `value` in every lane. Subtracting 0 is the identity, which the compiler leaves out; adding 0 is not.
+inline Vec broadcast(float value) { return value - Vec{}; }
 
 // ---- Which lanes of a vector hold elements of the row: all of them, or the first few at the row's end.
 
