@@ -24,7 +24,7 @@ from mindspeed_llm.models.fused import fuse_operators
 from mindspeed_llm.models.loading import check_weights
 from mindspeed_llm.optim.scheduler import count_steps
 from mindspeed_llm.parallel.fsdp import DTYPES
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 
 
@@ -46,7 +46,7 @@ def dry_run(config: Config, world_size: int) -> None:
     fuse_operators(model, config.optimization)
     print(f"model {type(model).__name__}: {model.num_parameters():,} parameters")
     with _pretended_ranks(world_size):
-        parallelize(model, build_mesh(config.parallel, world_size, torch.device("cpu")), config.parallel)
+        parallelize(model, build_meshes(config.parallel, world_size, torch.device("cpu")), config.parallel)
         print(_describe_memory(model, config))
     loader = StepLoader(
         data.train,
@@ -76,7 +76,8 @@ def _describe_memory(model: PreTrainedModel, config: Config) -> str:
     ahead = max(parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
     gathered = (1 + ahead) * _largest_unit(model) * DTYPES[parallel.param_dtype].itemsize
     return (
-        f"ranks: dp_replicate_size {parallel.dp_replicate_size} × fsdp_size {parallel.fsdp_size}\n"
+        f"ranks: dp_replicate_size {parallel.dp_replicate_size} × fsdp_size {parallel.fsdp_size}, of these ep_size "
+        f"{parallel.ep_size} and cp_size {parallel.cp_size}\n"
         f"memory of a rank: weights {_gib(weights)} + gradients {_gib(weights)} + optimizer {_gib(2 * weights)} + "
         f"parameters gathered for use {_gib(gathered)} = {_gib(4 * weights + gathered)} GiB; activations come on top"
     )

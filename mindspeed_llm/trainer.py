@@ -38,7 +38,7 @@ from mindspeed_llm.optim.clip import clip_gradients, clip_gradients_as_torch
 from mindspeed_llm.optim.optimizer import OptimizerFactory
 from mindspeed_llm.optim.scheduler import SchedulerFactory, count_steps, set_step
 from mindspeed_llm.parallel.fsdp import DTYPES
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from mindspeed_llm.sample import sample_answer
 
@@ -124,8 +124,8 @@ class Trainer:
         self.flops = count_training_flops(model)
         self.peak_flops = devices.peak_flops(self.device, DTYPES[self.config.parallel.param_dtype])
         fuse_operators(model, self.config.optimization)
-        mesh = build_mesh(self.config.parallel, self.distributed.world_size, self.device)
-        parallelize(model, mesh, self.config.parallel)
+        self.meshes = build_meshes(self.config.parallel, self.distributed.world_size, self.device)
+        parallelize(model, self.meshes, self.config.parallel)
         if self.config.model.train_from_scratch:
             initialize_weights(model, self.config.training.seed, self.device)
         else:

@@ -37,8 +37,7 @@ _FILES = "data sets are read from local files; download first and give the file 
 _TOKENS = "tokens are not added while training; save the extended tokenizer and model once and name that folder"
 _QUANTISED = "quantised training is not supported"
 _TP = "tensor parallelism is not supported; shard with parallel.fsdp_size"
-_EP = "expert parallelism is not supported yet; parallel.fsdp_size shards experts too"
-_CP = "context parallelism is not supported yet; parallel.recompute saves memory for long sequences"
+_EXPERTS = "experts are found by the structure of the model"
 _CHUNKS = "chunked micro-batches are not supported; use training.gradient_accumulation_steps"
 _PLACEMENT = "parameters are always sharded by their first dimension"
 _PROFILE = "profiling is not supported yet"
@@ -83,13 +82,9 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "parallel.tp_size": OriginalKey(_TP, (1,)),
     "parallel.tp_colwise": OriginalKey(_TP, ANY),
     "parallel.tp_rowwise": OriginalKey(_TP, ANY),
-    "parallel.cp_size": OriginalKey(_CP, (1,)),
-    "parallel.cp_type": OriginalKey(_CP, ("ulysses", "ring", "kvallgather")),
-    "parallel.ep_size": OriginalKey(_EP, (1,)),
-    "parallel.ep_fsdp_size": OriginalKey(_EP, (1,)),
-    "parallel.ep_modules": OriginalKey(_EP, ANY),
-    "parallel.ep_fsdp_modules": OriginalKey(_EP, ANY),
-    "parallel.ep_dispatcher": OriginalKey(_EP, ("eager", "fused", "mc2")),
+    "parallel.ep_modules": OriginalKey(_EXPERTS, ANY),
+    "parallel.ep_fsdp_modules": OriginalKey(_EXPERTS, ANY),
+    "parallel.ep_dispatcher": OriginalKey("tokens travel in one all-to-all each way", ("eager",)),
     "parallel.shard_placement_fn": OriginalKey(_PLACEMENT),
     "parallel.efsdp_shard_placement_fn": OriginalKey(_PLACEMENT, ANY),
     "parallel.fsdp_implementation": OriginalKey("PyTorch's fully_shard is the only implementation", ("native",)),
@@ -160,6 +155,7 @@ ORIGINAL_KEYS |= {
 }
 
 UNSUPPORTED_VALUES: dict[tuple[str, Any], str] = {
+    ("parallel.cp_type", "kvallgather"): "the attention of its model is not supported; use ulysses, ring or hybrid",
     ("parallel.param_dtype", "fp16"): "float16 gradients need loss scaling, which is not supported; bf16 needs none",
 }
 """Values, planned or the original's, of keys that exist here."""

@@ -145,12 +145,23 @@ class DataConfig(Section):
 
 
 class ParallelConfig(Section):
-    """How the model is spread over the ranks: dp_replicate_size x fsdp_size = number of ranks."""
+    """How the model and the data are spread over the ranks: dp_replicate_size x fsdp_size = number of ranks."""
 
     fsdp_size: PositiveInt | None = None
     """Ranks that share one copy of the parameters; null: all of them / `dp_replicate_size`."""
     dp_replicate_size: PositiveInt | None = None
     """Copies of the parameters (HSDP); null: number of ranks / `fsdp_size`."""
+    ep_size: PositiveInt = 1
+    """Expert parallelism: ranks that divide the experts of a layer among themselves; tokens travel to them."""
+    ep_fsdp_size: PositiveInt | None = None
+    """Ranks that shard each expert's parameters; null, as well as without expert parallelism: `fsdp_size / ep_size`."""
+    cp_size: PositiveInt = 1
+    """Context parallelism: ranks that divide every sequence among themselves; `fsdp_size` counts them too."""
+    cp_type: Literal["ulysses", "ring", "hybrid"] = "ulysses"
+    """How attention sees the whole sequence: each rank gets all tokens of some heads (`ulysses`), keys and values
+    travel round (`ring`), or both (`hybrid`)."""
+    ulysses_size: PositiveInt | None = None
+    """Ranks that divide the heads with `cp_type: hybrid`, in `cp_size / ulysses_size` rings."""
     fsdp_modules: list[str] | None = None
     """Modules that are sharded as one unit each, by pattern (`model.layers.{*}`); null: derived from the model."""
     ignored_modules: list[str] | None = None
@@ -169,6 +180,12 @@ class ParallelConfig(Section):
     """Drop activations in the forward pass and compute them again in the backward pass."""
     recompute_modules: list[str] | None = None
     """Modules to recompute, by pattern; null: the decoder layers."""
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        if (self.cp_type == "hybrid") != (self.ulysses_size is not None):
+            yield "ulysses_size", f"belongs to cp_type: hybrid, and only to it; cp_type is {self.cp_type}"
+        if self.cp_size % (self.ulysses_size or 1):
+            yield "ulysses_size", f"{self.ulysses_size} does not divide cp_size {self.cp_size}"
 
 
 class TrainingConfig(Section):

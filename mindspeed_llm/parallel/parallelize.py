@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.parallel.fsdp import apply_fsdp
+from mindspeed_llm.parallel.mesh import Meshes
 from mindspeed_llm.parallel.recompute import apply_recompute
 
 
-def parallelize(model: PreTrainedModel, mesh: DeviceMesh, parallel: ParallelConfig) -> None:
+def parallelize(model: PreTrainedModel, meshes: Meshes, parallel: ParallelConfig) -> None:
     """Transform a model on the meta device in place; weights are materialised into the shards afterwards."""
     apply_recompute(model, parallel)
-    apply_fsdp(model, mesh, parallel)
+    apply_fsdp(model, meshes.dense, parallel)

@@ -9,7 +9,7 @@ from mindspeed_llm.models.factory import ModelFactory
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.models.skeleton import parameters_on_meta
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.memory import PeakMemory
 from tests.llm.models.architectures import make_large_model
@@ -17,13 +17,13 @@ from tests.llm.models.architectures import make_large_model
 with start() as distributed:
     model = ModelFactory(ModelConfig(model_name_or_path=sys.argv[1])).create()
     parallel = ParallelConfig()
-    parallelize(model, build_mesh(parallel, distributed.world_size, distributed.device), parallel)
+    parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
     load_weights(model, sys.argv[1])
     export_hf(model, None, sys.argv[2])
 
     with parameters_on_meta():
         model = make_large_model()
-    parallelize(model, build_mesh(parallel, distributed.world_size, distributed.device), parallel)
+    parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
     initialize_weights(model, 0)
     with PeakMemory() as peak:
         export_hf(model, None, sys.argv[3])

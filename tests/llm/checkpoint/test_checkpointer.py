@@ -19,7 +19,7 @@ from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState, i
 from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.errors import DataError, UserError
 from mindspeed_llm.foundation.distributed import start
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.distributed import REPOSITORY, launch
 from tests.llm.checkpoint.common import Position, one_step, train, training_state
@@ -173,7 +173,7 @@ def test_two_ranks_save_and_one_goes_on(tmp_path, process_group):
     model = build_model("tied_llama")
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    parallelize(model, build_mesh(parallel, 1, process_group.device), parallel)
+    parallelize(model, build_meshes(parallel, 1, process_group.device), parallel)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     state = TrainingState(model, optimizer, {"place": Position()})
     checkpointer = Checkpointer(tmp_path)

@@ -14,7 +14,7 @@ from mindspeed_llm.foundation.distributed import start
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.models.skeleton import parameters_on_meta
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.distributed import REPOSITORY, launch
 from tests.llm.memory import NO_HOARDING
@@ -67,7 +67,7 @@ def test_loaded_and_exported_is_the_same_checkpoint(name, tmp_path):
 @pytest.mark.parametrize("name", ["llama_tied", "qwen3_moe", "qwen3_next", "gpt_oss"])
 def test_a_sharded_model_from_scratch(name, tmp_path, process_group):
     model, parallel = empty_model(name), ParallelConfig()
-    parallelize(model, build_mesh(parallel, 1, process_group.device), parallel)
+    parallelize(model, build_meshes(parallel, 1, process_group.device), parallel)
     initialize_weights(model, 0)
     export_hf(model, AutoTokenizer.from_pretrained(REPOSITORY / "tests/data/oracles/tokenizer"), tmp_path / "hf")
     loaded = dict(load_silently(tmp_path / "hf").named_parameters())

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState
 from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.foundation.distributed import start
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.checkpoint.common import Position, one_step
 from tests.llm.parallel.cases import build_model
@@ -20,7 +20,7 @@ from tests.llm.parallel.cases import build_model
 with start() as distributed:
     parallel = ParallelConfig(param_dtype="fp32")
     model = build_model("tied_llama")
-    parallelize(model, build_mesh(parallel, distributed.world_size, distributed.device), parallel)
+    parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     one_step(model, optimizer)
     Checkpointer(Path(sys.argv[1])).save(1, TrainingState(model, optimizer, {"place": Position(1)}))

@@ -10,7 +10,7 @@ from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.foundation.distributed import start
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.skeleton import canonical_name, named_state, original_class, parameters_on_meta, skeleton
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.models.architectures import make_config, make_model
 
@@ -22,7 +22,7 @@ def sharded():
         with parameters_on_meta():
             model = LlamaForCausalLM(make_config("llama_tied"))
         parallel = ParallelConfig(param_dtype="bf16")
-        parallelize(model, build_mesh(parallel, 1, distributed.device), parallel)
+        parallelize(model, build_meshes(parallel, 1, distributed.device), parallel)
         initialize_weights(model, 0)
         yield model
 

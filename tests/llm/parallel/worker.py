@@ -13,7 +13,7 @@ from mindspeed_llm.accumulate import count_step, forward_backward
 from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.foundation.distributed import Distributed, start
 from mindspeed_llm.optim.clip import clip_gradients
-from mindspeed_llm.parallel.mesh import build_mesh
+from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.parallel.cases import build_model, rows
 
@@ -25,7 +25,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def run_case(case: dict, distributed: Distributed) -> dict:
     parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
     model = build_model(case["model"])
-    parallelize(model, build_mesh(parallel, distributed.world_size, distributed.device), parallel)
+    parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
     result: dict = {"losses": [], "norms": []}
     for step in rows(case):
