@@ -23,11 +23,11 @@ def test_sixteen_ranks():
     for rank in range(16):
         meshes = meshes_of(rank, 16, **sizes)
         assert meshes.dense.mesh_dim_names == ("dp_replicate", "fsdp")
-        assert meshes.dense.get_coordinate() == [rank // 8, rank % 8]
+        assert meshes.dense.get_coordinate() == (rank // 8, rank % 8)
         assert meshes.expert.mesh_dim_names == ("dp_replicate", "efsdp", "ep")
-        assert meshes.expert.get_coordinate() == [rank // 8, rank // 4 % 2, rank % 4]
+        assert meshes.expert.get_coordinate() == (rank // 8, rank // 4 % 2, rank % 4)
         assert meshes.context.mesh_dim_names == ("batch", "ring", "ulysses")
-        assert meshes.context.get_coordinate() == [rank // 4, rank // 2 % 2, rank % 2]
+        assert meshes.context.get_coordinate() == (rank // 4, rank // 2 % 2, rank % 2)
 
 
 def test_absent_dimensions():
