@@ -42,11 +42,17 @@ class Case:
     shape: str
     dtype: torch.dtype
     forward: Work
-    backward: Work
+    backward: Work | None
+    """None if there is none to measure."""
     build: Callable[[], Problem]
 
     def work(self, backward: bool) -> Work:
-        return self.forward + self.backward if backward else self.forward
+        return self.forward + self.backward if backward and self.backward else self.forward
+
+    @property
+    def passes(self) -> tuple[bool, ...]:
+        """Whether with backward: of every pass to measure."""
+        return (False, True) if self.backward else (False,)
 
     @property
     def dtype_name(self) -> str:

@@ -20,12 +20,12 @@ Step = Callable[[], tuple[Tensor, ...]]
 
 def steps(problem: Problem, backward: bool) -> dict[str, Step]:
     """What is timed of each contestant: a call, and with `backward` the gradients of all leaves."""
+    if not backward:
+        return {name: partial(_forward, f, problem) for name, f in problem.contestants.items()}
     with torch.no_grad():
         outputs = _as_tuple(next(iter(problem.contestants.values()))(*problem.arguments))
         cotangents = [torch.randn_like(output) for output in outputs]
-    if backward:
-        return {name: partial(_backward, f, problem, cotangents) for name, f in problem.contestants.items()}
-    return {name: partial(_forward, f, problem) for name, f in problem.contestants.items()}
+    return {name: partial(_backward, f, problem, cotangents) for name, f in problem.contestants.items()}
 
 
 def verify(steps: Mapping[str, Step]) -> None:

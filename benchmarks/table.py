@@ -52,9 +52,9 @@ class Result:
 
 
 def run(case: Case, seconds: float) -> Iterator[Result]:
-    """Verify and measure both passes of a case; the ceiling is measured side by side with the contestants."""
+    """Verify and measure the passes of a case; the ceiling is measured side by side with the contestants."""
     problem = case.build()
-    for backward in (False, True):
+    for backward in case.passes:
         steps = measure.steps(problem, backward)
         measure.verify(steps)
         work = case.work(backward)

@@ -6,7 +6,7 @@ from benchmarks import measure
 from benchmarks.case import COMPILED, EAGER, OURS
 from benchmarks.operators import cases
 
-CONTESTANTS = (OURS, COMPILED, EAGER, "F.rms_norm")
+CONTESTANTS = (OURS, COMPILED, EAGER, "F.rms_norm", "torch fused", "torch foreach")
 
 
 @pytest.fixture(scope="module", params=cases(), ids=str)
@@ -21,6 +21,8 @@ def problem(case):
 
 @pytest.fixture(scope="module", params=["fwd", "fwd+bwd"])
 def group(case, problem, request):
+    if request.param == "fwd+bwd" and not case.backward:
+        pytest.skip(f"{case.op} has no backward")
     steps = measure.steps(problem, backward=request.param == "fwd+bwd")
     measure.verify(steps)
     return f"{case}, {request.param}", steps

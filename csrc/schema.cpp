@@ -19,5 +19,9 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
 
   define("swiglu(Tensor gate, Tensor? up) -> Tensor");
   define("swiglu_backward(Tensor grad_y, Tensor gate, Tensor? up) -> (Tensor grad_gate, Tensor grad_up)");
+
+  define("adamw_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
+         " Tensor(d!)[] copies, int[] steps, float lr, float beta1, float beta2, float eps, float weight_decay,"
+         " float grad_scale, int? rounding_seed) -> ()");
 }
 // clang-format on

@@ -9,9 +9,10 @@ from mindspeed_kernels._loader import load_extension
 
 load_extension()  # before the modules below, which add gradients and shapes to the operators that it registers
 
+from mindspeed_kernels.ops.adamw import adamw_step_  # noqa: E402
 from mindspeed_kernels.ops.flash_attention import flash_attention  # noqa: E402
 from mindspeed_kernels.ops.rms_norm import rms_norm  # noqa: E402
 from mindspeed_kernels.ops.rotary import rotary  # noqa: E402
 from mindspeed_kernels.ops.swiglu import swiglu  # noqa: E402
 
-__all__ = ["flash_attention", "rms_norm", "rotary", "swiglu"]
+__all__ = ["adamw_step_", "flash_attention", "rms_norm", "rotary", "swiglu"]

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from benchmarks.case import Case
-from benchmarks.operators import rms_norm, rotary, swiglu
+from benchmarks.operators import adamw, rms_norm, rotary, swiglu
 
-OPERATORS = {"rms_norm": rms_norm, "rotary": rotary, "swiglu": swiglu}
+OPERATORS = {"adamw_step_": adamw, "rms_norm": rms_norm, "rotary": rotary, "swiglu": swiglu}
 
 
 def cases(op: str | None = None, substring: str = "") -> Iterator[Case]:

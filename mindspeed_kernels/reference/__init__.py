@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mindspeed_kernels.reference._common import widened as _widened
+from mindspeed_kernels.reference.adamw import adamw_step_
 from mindspeed_kernels.reference.flash_attention import flash_attention, flash_attention_backward
 
-__all__ = ["add_rms_norm", "flash_attention", "flash_attention_backward", "rms_norm", "rotary", "swiglu"]
+__all__ = ["adamw_step_", "add_rms_norm", "flash_attention", "flash_attention_backward", "rms_norm", "rotary", "swiglu"]
 
 CastOrder = Literal["hf", "float32"]
 

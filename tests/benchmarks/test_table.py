@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import measure, table
 from benchmarks.case import COMPILED, EAGER, OURS, Case, Problem, Work
-from benchmarks.operators import OPERATORS, cases, rms_norm, rotary, swiglu
+from benchmarks.operators import OPERATORS, adamw, cases, rms_norm, rotary, swiglu
 
 
 def without_compiler(problem: Problem) -> Problem:
@@ -25,12 +25,16 @@ def without_compiler(problem: Problem) -> Problem:
         functools.partial(rotary.problem, 24, 4, 2, 16),
         functools.partial(swiglu.problem, 24, 32),
     ],
-    ids=OPERATORS,
+    ids=["rms_norm", "rotary", "swiglu"],
 )
 def test_contestants_compute_the_same(build, dtype, backward):
     steps = measure.steps(without_compiler(build(dtype)), backward)
     assert {EAGER, OURS} <= steps.keys()
     measure.verify(steps)
+
+
+def test_optimizers_take_the_same_step():
+    measure.verify(measure.steps(adamw.problem(2, 8), backward=False))
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["value", "gradient"])

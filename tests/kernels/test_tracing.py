@@ -42,6 +42,14 @@ CALLS = {
     "swiglu": (OPS.swiglu, (rand(2, 3, 8), rand(2, 3, 8))),
     "swiglu, concatenated": (OPS.swiglu, (rand(2, 3, 8), None)),
     "swiglu_backward": (OPS.swiglu_backward, (rand(3, 8), rand(3, 8), rand(3, 8))),
+    "adamw_step_": (
+        OPS.adamw_step_,
+        (*[[torch.rand(3), torch.rand(2, 4)] for _ in range(4)], [], [1, 2], 1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, None),
+    ),
+    "adamw_step_ with copies": (
+        OPS.adamw_step_,
+        (*[[torch.rand(3)] for _ in range(4)], [torch.rand(3).to(HALF)], [1], 1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 3),
+    ),
     "swiglu_backward, concatenated": (OPS.swiglu_backward, (rand(3, 4), rand(3, 8), None)),
 }
 NOT_DIFFERENTIABLE = ("rms_norm_backward", "swiglu_backward")

@@ -23,6 +23,17 @@ inline Vec max(Vec a, Vec b) {
 #endif
 }
 
+inline Vec sqrt(Vec x) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_sqrt_ps(kAll, (__m512)x);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_sqrt_ps((__m256)x);
+#else
+  for (int lane = 0; lane < kLanes; ++lane) x[lane] = __builtin_sqrtf(x[lane]);
+  return x;
+#endif
+}
+
 // 1 / x for x in [1, 2^126], to about one unit in the last place.
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
