@@ -1,0 +1,40 @@
+"""Run by test_dispatch.py under torchrun: a toy mixture over every rank's tokens and experts.
+
+dispatch_worker.py OUTPUT.pt
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from mindspeed_llm.foundation.distributed import Distributed, start
+from mindspeed_llm.parallel.dispatch import combine, dispatch, plan_route
+from tests.llm.parallel.toy_mixture import CASES, NUM_EXPERTS, TOP_K, experts_forward, make_weights, rank_inputs
+
+
+def run_case(case: str, distributed: Distributed, group: dist.ProcessGroup) -> list:
+    hidden, index, weights = rank_inputs(case, distributed.rank, distributed.world_size)
+    local = NUM_EXPERTS // distributed.world_size
+    first = distributed.rank * local
+    stacked = make_weights()[first : first + local].clone().requires_grad_()
+    for tensor in (hidden, weights):
+        tensor.requires_grad_()
+    route = plan_route(index, NUM_EXPERTS, group)
+    rows = dispatch(hidden, TOP_K, route, group)
+    output = combine(experts_forward(rows, route.expert, stacked), weights, route, group)
+    (output.sin() * torch.arange(output.shape[-1])).sum().backward()
+    mine = {
+        "output": output.detach(), "hidden": hidden.grad, "weights": weights.grad, "experts": stacked.grad,
+        "sent": sum(route.send_sizes) - route.send_sizes[distributed.rank],
+    }  # fmt: skip
+    everyone = [None] * distributed.world_size
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+if __name__ == "__main__":
+    with start() as distributed:
+        results = {case: run_case(case, distributed, dist.group.WORLD) for case in CASES}
+        if distributed.is_main:
+            torch.save(results, sys.argv[1])
