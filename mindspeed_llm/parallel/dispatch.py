@@ -76,7 +76,7 @@ class _Exchange(torch.autograd.Function):
     """All-to-all of rows. The gradients go the opposite way."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, rows: torch.Tensor, send_sizes: list[int], receive_sizes: list[int], group: dist.ProcessGroup
     ) -> torch.Tensor:
         ctx.way_back = receive_sizes, send_sizes, group
@@ -85,5 +85,5 @@ class _Exchange(torch.autograd.Function):
         return received
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         return _Exchange.apply(gradient, *ctx.way_back), None, None, None

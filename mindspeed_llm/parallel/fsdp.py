@@ -2,33 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 from transformers import PreTrainedModel
 
 from mindspeed_llm.config import ParallelConfig
+from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.parallel.mesh import Meshes
 from mindspeed_llm.parallel.patterns import match_modules
 from mindspeed_llm.parallel.structure import decoder_layers, has_tied_embeddings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def apply_fsdp(model: PreTrainedModel, mesh: DeviceMesh, parallel: ParallelConfig) -> None:
+def apply_fsdp(
+    model: PreTrainedModel, meshes: Meshes, parallel: ParallelConfig, experts: Sequence[nn.Module] = ()
+) -> None:
     """Shard ``model`` in place: a unit for every decoder layer, for untied embeddings and head, and for the rest.
 
-    Tied embeddings stay in the root unit, where both ends of the model find the one parameter gathered.
+    Tied embeddings stay in the root unit, where both ends of the model find the one parameter gathered. ``experts``,
+    which ``apply_expert_parallel`` has spread over ranks, are units of their own on the expert mesh.
     Parameters keep float32 masters; compute runs in ``param_dtype`` and reductions in ``reduce_dtype``.
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[parallel.param_dtype], reduce_dtype=DTYPES[parallel.reduce_dtype])
-    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, ignored_params=_ignored_parameters(model, parallel))
-    units = [shard(unit, reshard_after_forward=parallel.reshard_after_forward) for unit in _units(model, parallel)]
+    for module in experts:
+        _shard_experts(module, meshes, policy, parallel.reshard_after_forward)
+    shard = partial(
+        fully_shard, mesh=meshes.dense, mp_policy=policy, ignored_params=_ignored_parameters(model, parallel, experts)
+    )
+    units = [unit for unit in _units(model, parallel) if unit not in experts]
+    for unit in units:
+        shard(unit, reshard_after_forward=parallel.reshard_after_forward)
     shard(model, reshard_after_forward=False)
     _sum_gradients(model)
-    _prefetch(units, parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
+    groups = [[unit, *(module for module in unit.modules() if module in experts)] for unit in units]
+    _prefetch(groups, parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
+
+
+def _shard_experts(experts: nn.Module, meshes: Meshes, policy: MixedPrecisionPolicy, reshard: bool) -> None:
+    """Cut this rank's experts over the ranks that hold the same ones, in a dimension other than that of the experts:
+    every part is a rectangle of the whole parameter, which is what checkpoints are read and written by."""
+    assert meshes.expert is not None
+    mesh = meshes.expert["dp_replicate", "efsdp"]
+
+    def placement(parameter: nn.Parameter) -> Shard:
+        size = mesh["efsdp"].size()
+        for dim in range(1, parameter.ndim):
+            if parameter.shape[dim] % size == 0:
+                return Shard(dim)
+        raise ConfigError(
+            f"parallel.ep_fsdp_size: {size} ranks cannot evenly share experts' weights of the shape "
+            f"{list(parameter.shape)}; choose a larger ep_size"
+        )
+
+    # Routing weights come in the dtype of the router's choice, often float32: the unit must not cast its inputs.
+    policy = replace(policy, cast_forward_inputs=False)
+    fully_shard(experts, mesh=mesh, mp_policy=policy, shard_placement_fn=placement, reshard_after_forward=reshard)
 
 
 def _units(model: PreTrainedModel, parallel: ParallelConfig) -> list[nn.Module]:
@@ -42,10 +78,17 @@ def _units(model: PreTrainedModel, parallel: ParallelConfig) -> list[nn.Module]:
     return [ends[0], *layers, *(end for end in ends[1:] if end is not None)]
 
 
-def _ignored_parameters(model: PreTrainedModel, parallel: ParallelConfig) -> set[nn.Parameter] | None:
+def _ignored_parameters(
+    model: PreTrainedModel, parallel: ParallelConfig, experts: Sequence[nn.Module]
+) -> set[nn.Parameter] | None:
     if not parallel.ignored_modules:
         return None
     modules = match_modules(model, parallel.ignored_modules, "ignored_modules")
+    for name, module in modules:
+        if any(part in experts for part in module.modules()):
+            raise ConfigError(
+                f"parallel.ignored_modules: {name} has experts, which parallel.ep_size spreads over ranks"
+            )
     return {parameter for _, module in modules for parameter in module.parameters()}
 
 
@@ -60,8 +103,12 @@ def _sum_gradients(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _prefetch(units: list[FSDPModule], forward: int, backward: int) -> None:
-    """Gather the next units while one computes: ``units[i + 1 :]`` in forward, ``units[i - 1 ::-1]`` in backward."""
-    for index, unit in enumerate(units):
-        unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + forward])
-        unit.set_modules_to_backward_prefetch(units[max(index - backward, 0) : index][::-1])
+def _prefetch(groups: list[list[nn.Module]], forward: int, backward: int) -> None:
+    """Gather the next units while one computes. A group is a unit and the experts inside it: they come after it in the
+    forward and in the backward pass, while the groups swap their order."""
+    there = [cast(FSDPModule, unit) for group in groups for unit in group]
+    back = [cast(FSDPModule, unit) for group in reversed(groups) for unit in group]
+    for index, unit in enumerate(there):
+        unit.set_modules_to_forward_prefetch(there[index + 1 : index + 1 + forward])
+    for index, unit in enumerate(back):
+        unit.set_modules_to_backward_prefetch(back[index + 1 : index + 1 + backward])

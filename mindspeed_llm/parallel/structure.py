@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -25,3 +26,23 @@ def has_tied_embeddings(model: PreTrainedModel) -> bool:
     """Is the output projection the input embedding itself?"""
     head = model.get_output_embeddings()
     return head is not None and head.weight is model.get_input_embeddings().weight
+
+
+def expert_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that hold a layer's experts as stacked weights: those of transformers' experts interface."""
+    return [module for module in model.modules() if _has_experts_interface(module) and _is_stacked(module)]
+
+
+def num_experts(experts: nn.Module) -> int:
+    """Experts in a module of ``expert_modules``, over all ranks."""
+    return cast(int, experts.num_experts)
+
+
+def _has_experts_interface(module: nn.Module) -> bool:
+    """Attributes that ``use_experts_implementation`` gives to a module for the implementations to read."""
+    return all(hasattr(module, name) for name in ("num_experts", "has_gate", "has_bias", "is_transposed"))
+
+
+def _is_stacked(module: nn.Module) -> bool:
+    parameters = list(module.parameters(recurse=False))
+    return bool(parameters) and all(len(parameter) == num_experts(module) for parameter in parameters)

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    GptOssConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from mindspeed_llm.data.collate import Batch
 from mindspeed_llm.data.encode import IGNORE_INDEX
 
 VOCAB, STEPS = 65, 3  # a vocabulary that no number of ranks divides
+# With an epsilon far above the gradients AdamW's steps show their scale, which it hides otherwise, and it does not turn
+# rounding errors of gradients near 0 into whole steps.
+ADAMW = {"lr": 1.0, "eps": 1.0}
 _SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "attn_implementation": "sdpa",
 }  # fmt: skip
+_EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+
+
+def _deepseek() -> DeepseekV3Config:
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    return DeepseekV3Config(
+        **_SHAPE | {"num_key_value_heads": 4}, **_EXPERTS, **latent, n_routed_experts=4, n_shared_experts=1, n_group=2,
+        topk_group=2, first_k_dense_replace=1,
+    )  # fmt: skip
+
+
 MODELS = {
     "qwen3": Qwen3Config(**_SHAPE, head_dim=8, tie_word_embeddings=False),
     "tied_llama": LlamaConfig(**_SHAPE, tie_word_embeddings=True),
-    "qwen3_moe": Qwen3MoeConfig(**_SHAPE, head_dim=8, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=8, num_experts=4),
+    "qwen2_moe": Qwen2MoeConfig(**_SHAPE, **_EXPERTS, num_experts=4, shared_expert_intermediate_size=24),
+    # Groups of experts, a bias in their choice, routing weights in float32, shared experts; the first layer is dense.
+    "deepseek_v3": _deepseek(),
+    # Transposed and interleaved weights, biases, clamps, attention sinks.
+    "gpt_oss": GptOssConfig(
+        **_SHAPE | {"attn_implementation": "eager"}, head_dim=8, num_local_experts=4, sliding_window=6
+    ),
+    # Every token goes to experts 0 and 1: the ranks that hold others get none.
+    "lopsided": _deepseek(),
 }
 
 
@@ -26,6 +58,9 @@ def build_model(name: str) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.float32)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.tensor([9.0, 9.0, 0.0, 0.0] if name == "lopsided" else [0.1, -0.2, 0.0, 0.2]))
     return model.train()
 
 

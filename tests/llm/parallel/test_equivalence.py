@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.distributed import launch
-from tests.llm.parallel.cases import build_model, rows
+from tests.llm.parallel.cases import ADAMW, build_model, rows
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 
@@ -38,7 +38,7 @@ CASES = [
 def reference(case: dict) -> dict:
     """The same steps in one process, written in plain PyTorch and transformers, a row at a time."""
     model = build_model(case["model"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
     result: dict = {"losses": [], "norms": []}
     for step in rows(case):
         targets = sum(int((row["labels"] >= 0).sum()) for row in step)
@@ -69,11 +69,15 @@ def reference(case: dict) -> dict:
 
 @pytest.mark.parametrize("ranks", sorted({case["ranks"] for case in CASES}))
 def test_equals_one_process(ranks, tmp_path):
-    cases = [case for case in CASES if case["ranks"] == ranks]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    finished = launch([WORKER, str(tmp_path / "cases.json"), str(tmp_path / "results.pt")], ranks)
+    check([case for case in CASES if case["ranks"] == ranks], ranks, tmp_path)
+
+
+def check(cases: list[dict], ranks: int, folder: Path, timeout: float = 120) -> None:
+    """Train every case on ``ranks`` ranks, and compare it with the reference."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    finished = launch([WORKER, str(folder / "cases.json"), str(folder / "results.pt")], ranks, timeout=timeout)
     assert finished.returncode == 0, finished.stderr
-    for case, actual in zip(cases, torch.load(tmp_path / "results.pt"), strict=True):
+    for case, actual in zip(cases, torch.load(folder / "results.pt"), strict=True):
         expected = reference(case)
         torch.testing.assert_close(actual["losses"], expected["losses"], rtol=1e-6, atol=0, msg=f"{case}: losses")
         torch.testing.assert_close(actual["norms"], expected["norms"], rtol=1e-5, atol=0, msg=f"{case}: norms")

@@ -15,7 +15,7 @@ from mindspeed_llm.foundation.distributed import Distributed, start
 from mindspeed_llm.optim.clip import clip_gradients
 from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
-from tests.llm.parallel.cases import build_model, rows
+from tests.llm.parallel.cases import ADAMW, build_model, rows
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,7 @@ def run_case(case: dict, distributed: Distributed) -> dict:
     parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
     model = build_model(case["model"])
     parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
     result: dict = {"losses": [], "norms": []}
     for step in rows(case):
         window = step[distributed.rank :: distributed.world_size]

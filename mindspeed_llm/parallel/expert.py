@@ -1,0 +1,82 @@
+"""Expert parallelism: every rank of a group holds and computes its part of each layer's experts.
+
+Works on unmodified models of transformers: their experts are modules of a common interface
+(``transformers.integrations.use_experts_implementation``) with the weights of all experts stacked in dimension 0,
+called with hidden states, the router's choice and its weights. Such a module keeps its class and its weights' names;
+its weights become DTensors cut by expert, and its forward sends the tokens to them (``dispatch``). There they are
+computed by whichever experts implementation the model is set to, which sees nothing but a smaller number of experts:
+biases, clamps and transposed layouts are its own business.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from transformers import PreTrainedModel
+
+from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.models.skeleton import original_class
+from mindspeed_llm.parallel.dispatch import combine, dispatch, plan_route
+from mindspeed_llm.parallel.structure import expert_modules, num_experts
+
+
+def apply_expert_parallel(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
+    """Cut the experts of ``model`` over the dimension ``ep`` of the expert mesh, in place; returns their modules.
+
+    Raises ConfigError when the model has no stacked experts, or a number of them that the ranks cannot share evenly.
+    """
+    modules = expert_modules(model)
+    if not modules:
+        raise ConfigError(
+            f"parallel.ep_size: {original_class(model).__name__} has no experts that can be spread over ranks (modules "
+            "of transformers' experts interface, with stacked weights); set it to 1"
+        )
+    ep = mesh["ep"]
+    for experts in modules:
+        number = num_experts(experts)
+        if number % ep.size():
+            raise ConfigError(
+                f"parallel.ep_size: {ep.size()} ranks cannot evenly share the {number} experts in a layer of "
+                f"{original_class(model).__name__}; choose a divisor of {number}"
+            )
+        for name, parameter in experts.named_parameters(recurse=False):
+            part = distribute_tensor(parameter.detach(), ep, [Shard(0)], src_data_rank=None)
+            experts.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
+        experts.forward = partial(_forward, experts, ep.get_group())
+    return modules
+
+
+def _forward(
+    experts: nn.Module,
+    group: dist.ProcessGroup,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
+    """The experts' forward on this rank's tokens: [tokens, hidden] -> [tokens, hidden]. Collective."""
+    route = plan_route(top_k_index, num_experts(experts), group)
+    rows = dispatch(hidden_states, top_k_index.shape[-1], route, group)
+    rows = _compute(_local_view(experts, group.size()), rows, route.expert)
+    return combine(rows, top_k_weights, route, group).to(hidden_states.dtype)
+
+
+def _compute(experts: nn.Module, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
+    """Each row through its expert: to the experts' own forward it is a token with one choice of weight 1."""
+    if not len(rows):
+        # Computes a row of zeros and drops it. Without anything to compute this rank would have no graph, and its
+        # backward would leave out exchanges that the other ranks wait in.
+        return _compute(experts, rows.sum(0, keepdim=True), expert.new_zeros(1))[:0]
+    return type(experts).forward(experts, rows, expert.unsqueeze(-1), torch.ones_like(rows[:, :1]))
+
+
+def _local_view(experts: nn.Module, ranks: int) -> nn.Module:
+    """``experts`` as a module that has no others than this rank's: the same attributes, the weights' local parts."""
+    view = object.__new__(type(experts))
+    local = {name: p.to_local() if isinstance(p, DTensor) else p for name, p in experts._parameters.items()}
+    view.__dict__.update(experts.__dict__, _parameters=local, num_experts=num_experts(experts) // ranks)
+    return view
