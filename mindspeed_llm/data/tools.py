@@ -26,6 +26,8 @@ class ToolFormat:
     call: Callable[[Sequence[ToolCall]], str]
     is_dated: bool = False
     """The description contains the date."""
+    llamafactory_call: Callable[[Sequence[ToolCall]], str] | None = None
+    """How LLaMA-Factory writes calls, where it is not the model's way."""
 
 
 def _json(value: Any, indent: int | None = None) -> str:
@@ -127,6 +129,47 @@ def _call_glm4(calls: Sequence[ToolCall]) -> str:
     return f"{calls[0].name}\n{_json(calls[0].arguments)}"
 
 
+def _describe_minimax1(tools: Sequence[Tool], today: date) -> str:
+    schemas = "".join(f"{_json(_function(tool))}\n" for tool in tools)
+    return (
+        f"You are provided with these tools:\n<tools>\n{schemas}</tools>\n\n"
+        "If you need to call tools, please respond with <tool_calls></tool_calls> XML tags, and provide tool-name and "
+        "json-object of arguments, following the format below:\n<tool_calls>\n"
+        '{"name": <tool-name-1>, "arguments": <args-json-object-1>}\n...\n</tool_calls>'
+    )
+
+
+def _call_minimax1(calls: Sequence[ToolCall]) -> str:
+    objects = "\n".join(_json({"name": call.name, "arguments": call.arguments}) for call in calls)
+    return f"<tool_calls>\n{objects}\n</tool_calls>"
+
+
+def _describe_minimax2(tools: Sequence[Tool], today: date) -> str:
+    schemas = "".join(f"<tool>{_json(_function(tool))}</tool>\n" for tool in tools)
+    return (
+        "\n\n# Tools\n\nYou may call one or more tools to assist with the user query.\n"
+        f"Here are the tools available in JSONSchema format:\n\n<tools>\n{schemas}</tools>\n\n"
+        "When making tool calls, use XML format to invoke tools and pass parameters:\n\n<minimax:tool_call>\n"
+        '<invoke name="tool-name-1">\n<parameter name="param-key-1">param-value-1</parameter>\n'
+        '<parameter name="param-key-2">param-value-2</parameter>\n...\n</invoke>\n</minimax:tool_call>'
+    )
+
+
+def _call_minimax2(calls: Sequence[ToolCall]) -> str:
+    return f"<minimax:tool_call>\n{_invoke_minimax2(calls)}\n</minimax:tool_call>"
+
+
+def _invoke_minimax2(calls: Sequence[ToolCall]) -> str:
+    return "\n".join(f'<invoke name="{call.name}">{_parameters_minimax2(call)}\n</invoke>' for call in calls)
+
+
+def _parameters_minimax2(call: ToolCall) -> str:
+    if not isinstance(call.arguments, Mapping):
+        raise RowError(f"the arguments of {call.name!r} are not an object, which the minimax2 tool format needs")
+    texts = ((name, value if isinstance(value, str) else _json(value)) for name, value in call.arguments.items())
+    return "".join(f'\n<parameter name="{name}">{text}</parameter>' for name, text in texts)
+
+
 _TOOL_FORMATS = {
     tool_format.name: tool_format
     for tool_format in (
@@ -135,6 +178,8 @@ _TOOL_FORMATS = {
         ToolFormat("llama3", _describe_llama3, _call_llama3, is_dated=True),
         ToolFormat("mistral", _describe_mistral, _call_mistral),
         ToolFormat("glm4", _describe_glm4, _call_glm4),
+        ToolFormat("minimax1", _describe_minimax1, _call_minimax1),
+        ToolFormat("minimax2", _describe_minimax2, _call_minimax2, llamafactory_call=_invoke_minimax2),
     )
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from mindspeed_llm.data.templates.builtin import BUILTIN, THINK
+from mindspeed_llm.data.templates.builtin import ALIASES, BUILTIN, THINK
 from mindspeed_llm.data.templates.template import Content, Piece, SpecialToken, Style, Template, Thinking, Turn
 from mindspeed_llm.errors import ConfigError
 
@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _TEMPLATES = {template.name: template for template in BUILTIN}
+_TEMPLATES |= {alias: _TEMPLATES[name] for alias, name in ALIASES.items()}
 
 
 def register_template(template: Template) -> None:

@@ -1,8 +1,38 @@
 """The templates that come with the package."""
 
+from dataclasses import replace
+
 from mindspeed_llm.data.templates.template import Template, Thinking
 
 THINK = Thinking(opening="<think>\n", closing="\n</think>\n\n")
+
+_QWEN3 = Template(
+    name="qwen3",
+    system="<|im_start|>system\n{content}<|im_end|>\n",
+    user="<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n",
+    assistant="{content}<|im_end|>\n",
+    observation="<|im_start|>user\n<tool_response>\n{content}\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    next_observation="\n</tool_response>\n<tool_response>\n",
+    tools="qwen",
+    thinking=THINK,
+    eos="<|im_end|>",
+)
+_GEMMA = Template(
+    name="gemma",
+    prefix="{bos}",
+    system="{content}\n\n",
+    system_in_user=True,
+    user="<start_of_turn>user\n{content}<end_of_turn>\n<start_of_turn>model\n",
+    assistant="{content}<end_of_turn>\n",
+    observation="<start_of_turn>tool\n{content}<end_of_turn>\n<start_of_turn>model\n",
+    next_observation="<end_of_turn>\n<start_of_turn>tool\n",
+    eos="<end_of_turn>",
+)
+_DEEPSEEK3 = Template(
+    name="deepseek3",
+    prefix="{bos}",
+    user="<｜User｜>{content}<｜Assistant｜>",
+)
 
 BUILTIN = (
     Template(
@@ -14,16 +44,12 @@ BUILTIN = (
         next_observation="<|im_end|>\n<|im_start|>tool\n",
         eos="<|im_end|>",
     ),
-    Template(
-        name="qwen3",
-        system="<|im_start|>system\n{content}<|im_end|>\n",
-        user="<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n",
-        assistant="{content}<|im_end|>\n",
-        observation="<|im_start|>user\n<tool_response>\n{content}\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
-        next_observation="\n</tool_response>\n<tool_response>\n",
-        tools="qwen",
-        thinking=THINK,
-        eos="<|im_end|>",
+    _QWEN3,
+    replace(
+        _QWEN3,
+        name="qwen",
+        default_system="You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+        thinking=None,
     ),
     Template(
         name="llama3",
@@ -39,9 +65,55 @@ BUILTIN = (
         eos="<|eot_id|>",
     ),
     Template(
-        name="deepseek3",
-        prefix="{bos}",
-        user="<｜User｜>{content}<｜Assistant｜>",
+        name="llama2",
+        system="<<SYS>>\n{content}\n<</SYS>>\n\n",
+        system_in_user=True,
+        user="{bos}[INST] {content} [/INST]",
+    ),
+    _DEEPSEEK3,
+    replace(_DEEPSEEK3, name="deepseekr1", thinking=THINK),
+    _GEMMA,
+    replace(_GEMMA, name="gemma2", eos=None, efficient_eos=True),
+    Template(
+        name="phi4",
+        system="<|im_start|>system<|im_sep|>{content}<|im_end|>",
+        user="<|im_start|>user<|im_sep|>{content}<|im_end|><|im_start|>assistant<|im_sep|>",
+        assistant="{content}<|im_end|>",
+        eos="<|im_end|>",
+    ),
+    Template(
+        name="minimax1",
+        default_system="You are a helpful assistant.",
+        system="<beginning_of_sentence>system ai_setting=assistant\n{content}<end_of_sentence>\n",
+        user="<beginning_of_sentence>user name=user\n{content}<end_of_sentence>\n"
+        "<beginning_of_sentence>ai name=assistant\n",
+        assistant="{content}<end_of_sentence>\n",
+        observation="<beginning_of_sentence>tool name=tools\n{content}<end_of_sentence>\n"
+        "<beginning_of_sentence>ai name=assistant\n",
+        next_observation="<end_of_sentence>\n<beginning_of_sentence>tool name=tools\n",
+        tools="minimax1",
+        eos="<end_of_sentence>",
+    ),
+    Template(
+        name="minimax2",
+        default_system="You are a helpful assistant. Your name is MiniMax-M2.1 and is built by MiniMax.",
+        system="]~!b[]~b]system\n{content}[e~[\n",
+        user="]~b]user\n{content}[e~[\n]~b]ai\n",
+        assistant="{content}[e~[\n",
+        observation="]~b]tool\n<response>{content}</response>[e~[\n]~b]ai\n",
+        next_observation="</response>\n<response>",
+        tools="minimax2",
+        thinking=THINK,
+        eos="[e~[",
+    ),
+    Template(
+        name="kimi_vl",
+        default_system="You are a helpful assistant",
+        system="<|im_system|>system<|im_middle|>{content}<|im_end|>",
+        user="<|im_user|>user<|im_middle|>{content}<|im_end|><|im_assistant|>assistant<|im_middle|>",
+        assistant="{content}<|im_end|>",
+        thinking=Thinking(opening="◁think▷", closing="◁/think▷"),
+        eos="<|im_end|>",
     ),
     Template(
         name="glm4",
@@ -85,5 +157,15 @@ BUILTIN = (
         user="Human: {content}{eos}\nAssistant:",
         assistant="{content}{eos}\n",
     ),
+    Template(
+        name="alpaca",
+        default_system="Below is an instruction that describes a task. "
+        "Write a response that appropriately completes the request.\n\n",
+        user="### Instruction:\n{content}\n\n### Response:\n",
+        assistant="{content}{eos}\n\n",
+    ),
     Template(name="empty", user="{content}", assistant="{content}"),
 )
+
+ALIASES = {"gemma3": "gemma", "kimi": "kimi_vl", "minimax": "minimax2"}
+"""Other names: of a family whose newest member is meant, and of a member that writes as another does."""

@@ -142,7 +142,8 @@ class Template:
         if answer.calls:
             if content and not content.endswith("\n"):
                 content += "\n"
-            return block, self._fill(self.function or self.assistant, content + tools.call(answer.calls), style)
+            call = (style.llamafactory and tools.llamafactory_call) or tools.call
+            return block, self._fill(self.function or self.assistant, content + call(answer.calls), style)
         return block, self._fill(self.assistant, content, style)
 
     @staticmethod

@@ -15,6 +15,7 @@ from mindspeed_llm.data.encode import EncodeOptions, TemplateEncoder
 from mindspeed_llm.data.formats import parse_calls
 from mindspeed_llm.data.loader import StepLoader
 from mindspeed_llm.data.templates import Style, get_template
+from mindspeed_llm.data.templates.builtin import BUILTIN
 from mindspeed_llm.data.tokenise import Tokeniser
 
 from .conftest import ORACLES, TODAY, Prepare
@@ -80,9 +81,14 @@ def check_batch(batch: dict[str, np.ndarray], expected: dict[str, Any], *, has_m
         assert np.array_equal(begins, (batch["position_ids"] == 0) & (segments > 0))
 
 
+def test_every_template_was_recorded() -> None:
+    assert {template.name for template in BUILTIN} == set(TEMPLATES)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_template(name: str, shared_tokenizer: PreTrainedTokenizerBase) -> None:
+def test_template(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     recorded = load(f"templates/{name}")
+    tokenizer.add_tokens(recorded.get("added_tokens", []), special_tokens=True)
     template = get_template(name)
     for case in recorded["cases"]:
         options = dict(case["options"])
@@ -93,7 +99,7 @@ def test_template(name: str, shared_tokenizer: PreTrainedTokenizerBase) -> None:
             llamafactory=True,
         )
         settings = EncodeOptions(**{"cutoff_len": 2048, **options}, llamafactory=True, style=style)
-        encode = TemplateEncoder(template, Tokeniser(shared_tokenizer, eos=template.eos), settings)
+        encode = TemplateEncoder(template, Tokeniser(tokenizer, eos=template.eos), settings)
         messages = tuple(map(message, recorded["conversations"][case["conversation"]]))
         tools = tuple(recorded["tools"]) if case["tools"] else ()
         encoded = encode([Conversation(messages, case["system"] or "", tools)])[0]

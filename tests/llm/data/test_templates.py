@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from mindspeed_llm.data.conversation import Conversation, Message, ToolCall
+from mindspeed_llm.data.conversation import Conversation, Message, RowError, ToolCall
 from mindspeed_llm.data.encode import Document, EncodeOptions, TemplateEncoder, truncated_lengths
 from mindspeed_llm.data.templates import Style, Template, get_template, register_template
 from mindspeed_llm.data.tokenise import Tokeniser
@@ -51,7 +51,13 @@ def spans(document: Document) -> int:
     return int((np.diff(is_target.astype(int), prepend=0) > 0).sum())
 
 
-@pytest.mark.parametrize("name", ["qwen3", "chatml", "llama3", "mistral", "glm4", "gpt_oss", "default", "deepseek3"])
+CHATS = (
+    "alpaca", "chatml", "deepseek3", "deepseekr1", "default", "gemma", "gemma2", "glm4", "gpt_oss", "llama2", "llama3",
+    "mistral", "qwen", "qwen3",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHATS)
 def test_masked_history_trains_on_the_last_answer_and_its_end_only(
     name: str, shared_tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -64,7 +70,7 @@ def test_masked_history_trains_on_the_last_answer_and_its_end_only(
     assert (document.labels == eos).sum() == 1
 
 
-@pytest.mark.parametrize("name", ["qwen3", "chatml", "llama3", "mistral", "glm4", "gpt_oss", "default", "deepseek3"])
+@pytest.mark.parametrize("name", CHATS)
 def test_every_answer_learns_to_end(name: str, shared_tokenizer: PreTrainedTokenizerBase) -> None:
     document = encode(shared_tokenizer, name, THREE_TURNS)
     eos = shared_tokenizer.convert_tokens_to_ids(get_template(name).eos or shared_tokenizer.eos_token)
@@ -106,6 +112,28 @@ def test_results_of_parallel_calls_are_written_as_the_family_does(
     assert "</tool_response>" in shared_tokenizer.decode(
         encode(shared_tokenizer, name, PARALLEL, style=style).input_ids
     )
+
+
+def test_minimax2_calls_stand_in_their_tag(tokenizer: PreTrainedTokenizerBase) -> None:
+    """As its own tool prompt says; LLaMA-Factory leaves the tag out."""
+    tokenizer.add_tokens(["[e~["], special_tokens=True)
+    calls = (
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="town">A</parameter>\n</invoke>\n'
+        '<invoke name="weather">\n<parameter name="town">B</parameter>\n</invoke>\n</minimax:tool_call>[e~['
+    )
+    assert calls in tokenizer.decode(encode(tokenizer, "minimax2", PARALLEL).input_ids)
+    theirs = tokenizer.decode(encode(tokenizer, "minimax2", PARALLEL, style=Style(llamafactory=True)).input_ids)
+    assert "<minimax:tool_call>" not in theirs
+    assert "</invoke>[e~[" in theirs
+    listed = Message("assistant", "", (ToolCall("weather", ["A"]),))
+    with pytest.raises(RowError, match="the arguments of 'weather' are not an object"):
+        get_template("minimax2").turns(Conversation((Message("user", "Cold?"), listed)), Style())
+
+
+def test_families_that_go_by_another_name() -> None:
+    assert get_template("gemma3") is get_template("gemma")
+    assert get_template("kimi") is get_template("kimi_vl")
+    assert get_template("minimax") is get_template("minimax2")
 
 
 def test_text_before_a_call_is_kept(shared_tokenizer: PreTrainedTokenizerBase) -> None:
@@ -226,8 +254,8 @@ def test_a_plugin_registers_a_template(
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ConfigError, match=r"unknown template 'qwen'. Did you mean 'qwen3'\? Known: chatml, deepseek3"):
-        get_template("qwen")
+    with pytest.raises(ConfigError, match=r"unknown template 'lama3'. Did you mean 'llama3'\? Known: alpaca, chatml"):
+        get_template("lama3")
     style = Style(tool_format="qwen2")
     with pytest.raises(ConfigError, match=r"unknown format 'qwen2'\. Known: default, qwen, llama3"):
         get_template("chatml").turns(THREE_TURNS, style)
