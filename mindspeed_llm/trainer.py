@@ -34,7 +34,7 @@ from mindspeed_llm.models.factory import ModelFactory
 from mindspeed_llm.models.fused import fuse_operators
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
-from mindspeed_llm.optim.clip import clip_gradients, clip_gradients_as_torch
+from mindspeed_llm.optim.clip import clip_coefficient, clip_gradients_as_torch, gradient_norm
 from mindspeed_llm.optim.optimizer import OptimizerFactory
 from mindspeed_llm.optim.scheduler import SchedulerFactory, count_steps, set_step
 from mindspeed_llm.parallel.fsdp import DTYPES
@@ -171,13 +171,13 @@ class Trainer:
         learning_rate = self.optimizer.param_groups[0]["lr"]
         counts = count_step(window, self.distributed, self.parity)
         loss, aux_loss = forward_backward(self.model, window, counts, self.aux_loss_coefficient, self.parity)
-        grad_norm = self._clip()
+        grad_norm, clip = self._clip()
         loss, aux_loss, stopping = self.distributed.sum([loss, aux_loss, float(stop.requested)])
         if self.parity == "llamafactory":  # it logs what it optimizes
             loss += self.aux_loss_coefficient * aux_loss
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         if finite:
-            self.optimizer.step()
+            self.optimizer.step(gradient_scale=clip)
         self.optimizer.zero_grad()
         self.scheduler.step()
         self.step += 1
@@ -260,10 +260,13 @@ class Trainer:
                 if self.step == self.total_steps:
                     return
 
-    def _clip(self) -> float:
-        """Clip the gradients; returns their norm. LLaMA-Factory's is rounded as torch's own function rounds it."""
-        clip = clip_gradients_as_torch if self.parity == "llamafactory" else clip_gradients
-        return clip(list(self.model.parameters()), self.config.training.max_grad_norm)
+    def _clip(self) -> tuple[float, float]:
+        """The gradients' norm, and what to scale them by. LLaMA-Factory's are scaled here, by torch's own function."""
+        parameters, max_norm = list(self.model.parameters()), self.config.training.max_grad_norm
+        if self.parity == "llamafactory":
+            return clip_gradients_as_torch(parameters, max_norm), 1.0
+        norm = gradient_norm(parameters)
+        return norm, clip_coefficient(norm, max_norm)
 
     def _metrics(self) -> Metrics | NoMetrics:
         if not self.distributed.is_main:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels import reference
-from mindspeed_kernels.ops._common import has_kernel
+from mindspeed_kernels.ops import _common
 
 
 @torch.no_grad()
@@ -51,7 +51,8 @@ def adamw_step_(
         RuntimeError: lists, shapes, dtypes or steps do not fit together.
     """
     copies = () if copies is None else copies
-    if not _has_kernel(params, grads, exp_avgs, exp_avg_sqs, copies):
+    in_place = (*params, *exp_avgs, *exp_avg_sqs, *copies)
+    if not has_kernel(in_place, grads):
         reference.adamw_step_(
             params, grads, exp_avgs, exp_avg_sqs, steps,
             lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay,
@@ -63,19 +64,15 @@ def adamw_step_(
         rounding_seed,
     )  # fmt: skip
     if not torch.compiler.is_compiling():  # a graph that saved one of them must not go on to use it
-        torch.autograd.graph.increment_version([*params, *exp_avgs, *exp_avg_sqs, *copies])
+        torch.autograd.graph.increment_version(in_place)
 
 
-def _has_kernel(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    copies: Sequence[Tensor],
-) -> bool:
-    """No tensors at all, float64 masters and tensors in another order than their elements' have none."""
-    in_place = (*params, *exp_avgs, *exp_avg_sqs, *copies)
-    return len(params) > 0 and has_kernel(*in_place, *grads) and all(t.is_contiguous() for t in in_place)
+def has_kernel(in_place: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
+    """Whether a kernel updates these parameters, moments and copies; otherwise the reference does.
+
+    There is none for no tensors at all, for float64 and for tensors in another memory order than their elements'.
+    """
+    return len(in_place) > 0 and _common.has_kernel(*in_place, *grads) and all(t.is_contiguous() for t in in_place)
 
 
 @torch.library.register_fake("mindspeed::adamw_step_")

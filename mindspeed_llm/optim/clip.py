@@ -8,38 +8,34 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from mindspeed_llm.optim.local import local
 
-@torch.no_grad()
-def clip_gradients(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-    """Scale all gradients in place so that their joint 2-norm is at most ``max_norm`` (0: only measure). Collective.
 
-    Returns the norm before clipping: that of the full gradient as one process would have it, every element counted
-    once, and the same float on every rank. A norm that is not finite leaves the gradients as they are.
-    """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = _total_norm(gradients)
-    if 0 < max_norm < norm < float("inf"):
-        for gradient in gradients:
-            _local(gradient).mul_(max_norm / norm)
-    return norm
+def clip_coefficient(norm: float, max_norm: float) -> float:
+    """What gradients of joint norm ``norm`` are multiplied by so that it is at most ``max_norm`` (0: no limit)."""
+    return max_norm / norm if 0 < max_norm < norm < float("inf") else 1.0
 
 
 def clip_gradients_as_torch(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-    """``clip_gradients`` by torch's own function, for parity with trainers that use it: its norm is less exact, and it
-    divides by the norm + 1e-6. All gradients must live on one mesh."""
+    """Scale all gradients in place by torch's own function, for parity with trainers that use it; returns their norm.
+
+    Its norm is less exact, and it divides by the norm + 1e-6. All gradients must live on one mesh.
+    """
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm or float("inf"))
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
-def _total_norm(gradients: list[torch.Tensor]) -> float:
-    """Local sums of squares, added up once per rank with the share that this rank holds alone.
+@torch.no_grad()
+def gradient_norm(parameters: Iterable[torch.nn.Parameter]) -> float:
+    """The joint 2-norm of all gradients as one process would have them, every element counted once. Collective.
 
-    A gradient that ``copies`` ranks hold (replicated mesh dimensions, plain tensors) counts 1/copies on each of them,
+    The same float on every rank. Local sums of squares are added up once per rank with the share that it holds alone:
+    a gradient that ``copies`` ranks hold (replicated mesh dimensions, plain tensors) counts 1/copies on each of them,
     so one float64 sum over the world is the square of the norm, whatever meshes the gradients live on.
     """
     square = 0.0
-    for gradient in gradients:
-        square += _sum_of_squares(_local(gradient)) / _copies(gradient)
+    for gradient in (p.grad for p in parameters if p.grad is not None):
+        square += _sum_of_squares(local(gradient)) / _copies(gradient)
     total = torch.tensor([square], dtype=torch.float64)
     dist.all_reduce(total)
     return total.sqrt().item()
@@ -66,7 +62,3 @@ def _copies(gradient: torch.Tensor) -> int:
         assert isinstance(placement, (Shard, Replicate)), placement
         copies *= size if isinstance(placement, Replicate) else 1
     return copies
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from mindspeed_llm.config import TrainingConfig
+from mindspeed_llm.optim.adamw import AdamW
 
 
 class OptimizerFactory:
@@ -14,15 +14,14 @@ class OptimizerFactory:
     def __init__(self, training: TrainingConfig) -> None:
         self.training = training
 
-    def create(self, model: nn.Module) -> torch.optim.Optimizer:
+    def create(self, model: nn.Module) -> AdamW:
         """AdamW (Loshchilov & Hutter, 2019) in one fused pass, with decoupled decay on matrices only."""
         options = self.training
-        return torch.optim.AdamW(
+        return AdamW(
             parameter_groups(model, options.weight_decay),
             lr=options.lr,
             betas=(options.adam_beta1, options.adam_beta2),
             eps=options.adam_epsilon,
-            fused=True,
         )
 
 

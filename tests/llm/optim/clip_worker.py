@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from mindspeed_llm.optim.clip import clip_gradients
+from mindspeed_llm.optim.clip import gradient_norm
 
 dist.init_process_group("gloo")
 flat = init_device_mesh("cpu", (4,), mesh_dim_names=("fsdp",))
@@ -34,12 +34,9 @@ for mesh, placements, shape in layouts:
 parameters.append(torch.nn.Parameter(torch.zeros(2)))  # never used: no gradient
 
 expected = torch.cat([g.double().flatten() for g in full]).norm().item()
-norm = clip_gradients(iter(parameters), 1.0)
+norm = gradient_norm(iter(parameters))
 assert abs(norm / expected - 1) < 1e-6, (norm, expected)
 norms = [torch.zeros((), dtype=torch.float64) for _ in range(4)]
 dist.all_gather(norms, torch.tensor(norm, dtype=torch.float64))
 assert all(other == norm for other in norms), norms
-for parameter, gradient in zip(parameters, full, strict=False):
-    clipped = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-    torch.testing.assert_close(clipped, gradient / norm)
 dist.destroy_process_group()

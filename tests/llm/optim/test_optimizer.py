@@ -1,5 +1,6 @@
 """Parameter groups, and the optimizer against the formula."""
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
@@ -47,3 +48,29 @@ def test_adamw_is_the_formula():
     mean, square = 0.2 * gradient / (1 - 0.8), 0.1 * gradient**2 / (1 - 0.9)
     expected = before * (1 - 0.1 * 0.2) - 0.1 * mean / (square.sqrt() + options.adam_epsilon)
     torch.testing.assert_close(module.weight.detach(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["kernel", "torch"])
+def test_steps_with_clipping_equal_torch_on_scaled_gradients(dtype):
+    """Also for a parameter whose first gradient comes later, and for one that has none at all."""
+    torch.manual_seed(0)
+    ours, theirs = (torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.Linear(3, 2)).to(dtype) for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+    options = TrainingConfig(output_dir="unused", lr=0.1, weight_decay=0.2)
+    optimizer = OptimizerFactory(options).create(ours)
+    expected = torch.optim.AdamW(parameter_groups(theirs, 0.2), lr=0.1, betas=(0.9, 0.95), fused=True)
+    for step in range(4):
+        for index, (mine, their) in enumerate(zip(ours.parameters(), theirs.parameters(), strict=True)):
+            if index == 3 or (index == 2 and step == 0):
+                continue
+            gradient = torch.randn_like(mine)
+            mine.grad, their.grad = gradient.clone(), gradient * 0.3
+        optimizer.step(gradient_scale=0.3)
+        expected.step()
+    for mine, their in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, their, rtol=1e-6, atol=1e-6)
+        state = optimizer.state[mine]
+        assert state.keys() == expected.state[their].keys()
+        for key, value in expected.state[their].items():
+            torch.testing.assert_close(state[key], value, rtol=1e-6, atol=1e-7)
+    assert [len(optimizer.state[p]) for p in ours.parameters()] == [3, 3, 3, 0]

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from mindspeed_llm.accumulate import count_step, forward_backward
 from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.foundation.distributed import Distributed, start
-from mindspeed_llm.optim.clip import clip_gradients
+from mindspeed_llm.optim.adamw import AdamW
+from mindspeed_llm.optim.clip import clip_coefficient, gradient_norm
 from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.parallel.cases import ADAMW, build_model, rows
@@ -26,7 +27,7 @@ def run_case(case: dict, distributed: Distributed) -> dict:
     parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
     model = build_model(case["model"])
     parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, fused=True)
+    optimizer = AdamW(model.parameters(), **ADAMW)
     result: dict = {"losses": [], "norms": []}
     for step in rows(case):
         window = step[distributed.rank :: distributed.world_size]
@@ -34,8 +35,8 @@ def run_case(case: dict, distributed: Distributed) -> dict:
         loss, aux_loss = distributed.sum(forward_backward(model, window, counts, case["aux"]))
         result["losses"].append((loss, aux_loss))
         result.setdefault("gradients", {n: full(p.grad) for n, p in model.named_parameters() if p.grad is not None})
-        result["norms"].append(clip_gradients(model.parameters(), 1.0))
-        optimizer.step()
+        result["norms"].append(gradient_norm(model.parameters()))
+        optimizer.step(gradient_scale=clip_coefficient(result["norms"][-1], 1.0))
         optimizer.zero_grad()
     result["parameters"] = {name: full(parameter) for name, parameter in model.named_parameters()}
     return result
