@@ -4,18 +4,21 @@ loading_worker.py FOLDER_OF_QWEN3_MOE FOLDER_OF_LLAMA_TIED FOLDER_OF_PHI3 FOLDER
 """
 
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.foundation.distributed import start
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.models.skeleton import parameters_on_meta
+from mindspeed_llm.parallel.mesh import build_meshes
+from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.memory import SLACK, PeakMemory
 from tests.llm.models.architectures import make_config, make_large_model
 
@@ -23,6 +26,17 @@ from tests.llm.models.architectures import make_config, make_large_model
 def empty_model(name: str) -> PreTrainedModel:
     with parameters_on_meta():
         return AutoModelForCausalLM.from_config(make_config(name), dtype=torch.float32)
+
+
+def make_empty_large_model() -> PreTrainedModel:
+    with parameters_on_meta():
+        return make_large_model()
+
+
+def shard_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def whole_parameters(folder: str) -> dict[str, torch.Tensor]:
@@ -39,9 +53,7 @@ def part(tensor: torch.Tensor, rank: int, ranks: int, dim: int = 0) -> torch.Ten
 def check_fsdp(name: str, folder: str, mesh: DeviceMesh) -> None:
     """A vocabulary of 65, three experts and vectors of 8 elements do not divide by four."""
     model, expected = empty_model(name), whole_parameters(folder)
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    shard_layers(model, mesh)
     load_weights(model, folder)
     for key, parameter in model.named_parameters():
         assert torch.equal(parameter.to_local(), part(expected[key], mesh.get_local_rank(), mesh.size())), (name, key)
@@ -49,23 +61,29 @@ def check_fsdp(name: str, folder: str, mesh: DeviceMesh) -> None:
         assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+def spread_experts(model: PreTrainedModel) -> None:
+    """Experts cut in two over ep in dimension 0, and in two over efsdp in another; everything else in four."""
+    parallel = ParallelConfig(ep_size=2)
+    parallelize(model, build_meshes(parallel, 4, torch.device("cpu")), parallel)
+
+
 def check_experts(folder: str, rank: int) -> None:
-    """Experts cut over ep in dimension 0 and over efsdp in dimension 1, everything else replicated 2 x sharded 2."""
-    model, expected = empty_model("qwen3_moe"), whole_parameters(folder)
-    dense = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "fsdp"))
-    sparse = init_device_mesh("cpu", (2, 2), mesh_dim_names=("efsdp", "ep"))
+    """Loaded or drawn, a rank's experts are its part of what one process has."""
+    whole = make_empty_large_model()
+    initialize_weights(whole, seed=5)
+    drawn = {name: parameter.detach() for name, parameter in whole.named_parameters()}
     efsdp, ep = divmod(rank, 2)
-    for module in model.modules():
-        experts = "gate_up_proj" in module._parameters
-        mesh, placements = (sparse, (Shard(1), Shard(0))) if experts else (dense, (Replicate(), Shard(0)))
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[key] = nn.Parameter(distribute_tensor(parameter, mesh, placements))
-    load_weights(model, folder)
-    for key, parameter in model.named_parameters():
-        mine = part(expected[key], ep, 2)
-        mine = part(mine, efsdp, 2, dim=1) if "experts" in key else mine
-        assert torch.equal(parameter.to_local(), mine), key
+    for fill, expected in (
+        (lambda model: load_weights(model, folder), whole_parameters(folder)),
+        (lambda model: initialize_weights(model, seed=5), drawn),
+    ):
+        model = make_empty_large_model()
+        spread_experts(model)
+        fill(model)
+        for key, parameter in model.named_parameters():
+            experts = "experts" in key
+            mine = part(part(expected[key], ep, 2), efsdp, 2, dim=1) if experts else part(expected[key], rank, 4)
+            assert torch.equal(parameter.to_local(), mine), key
 
 
 def check_initialization(mesh: DeviceMesh) -> None:
@@ -79,14 +97,11 @@ def check_initialization(mesh: DeviceMesh) -> None:
         assert torch.equal(parameter.to_local(), expected), key
 
 
-def check_memory(folder: str, mesh: DeviceMesh) -> None:
+def check_memory(folder: str, shard: Callable[[PreTrainedModel], None]) -> None:
     """Filling a model takes a rank its shards and one tensor (loading) or one module (initialising) more."""
     for fill in (lambda model: load_weights(model, folder), lambda model: initialize_weights(model, 0)):
-        with parameters_on_meta():
-            model = make_large_model()
-        for layer in model.model.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
+        model = make_empty_large_model()
+        shard(model)
         with PeakMemory() as peak:
             fill(model)
         shards = sum(parameter.to_local().nbytes for parameter in model.parameters())
@@ -99,5 +114,6 @@ with start() as distributed:
     for name, folder in zip(("qwen3_moe", "llama_tied", "phi3"), sys.argv[1:4], strict=True):
         check_fsdp(name, folder, fsdp)
     check_initialization(fsdp)
-    check_experts(sys.argv[1], distributed.rank)
-    check_memory(sys.argv[4], fsdp)
+    check_memory(sys.argv[4], partial(shard_layers, mesh=fsdp))
+    check_memory(sys.argv[4], spread_experts)
+    check_experts(sys.argv[4], distributed.rank)
