@@ -84,12 +84,21 @@ def _describe_memory(model: PreTrainedModel, config: Config) -> str:
 
 
 def _largest_unit(model: PreTrainedModel) -> int:
-    """Parameters of the largest module that FSDP gathers as a whole; the root has what no other unit has."""
-    units = [{id(p): p for p in unit.parameters()} for unit in model.modules() if isinstance(unit, FSDPModule)]
-    root, *inner = units  # modules() begins with the model itself
-    taken = {key for unit in inner for key in unit}
-    own = [p for key, p in root.items() if key not in taken]
-    return max(sum(p.numel() for p in unit) for unit in [own, *(unit.values() for unit in inner)])
+    """Parameters of the largest module that FSDP gathers as a whole, without the units inside it."""
+    taken: set[int] = set()
+    sizes = []
+    for unit in reversed([unit for unit in model.modules() if isinstance(unit, FSDPModule)]):  # the inner ones first
+        own = {id(p): _gathered_size(p) for p in unit.parameters() if id(p) not in taken}
+        sizes.append(sum(own.values()))
+        taken |= own.keys()
+    return max(sizes)
+
+
+def _gathered_size(parameter: torch.Tensor) -> int:
+    """Of a parameter that is spread by experts, a rank only ever gathers its own experts' part."""
+    if isinstance(parameter, DTensor) and "ep" in (parameter.device_mesh.mesh_dim_names or ()):
+        return parameter.numel() // parameter.device_mesh["ep"].size()
+    return parameter.numel()
 
 
 def _gib(size: float) -> str:

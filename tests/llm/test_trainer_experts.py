@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,16 @@ def test_experts_that_cannot_be_spread_are_told(model, ranks, message, folder, t
     path.write_text(settings(folder, tmp_path / "out", model).dump_yaml())
     assert main([str(path), "--dry-run", f"--world-size={ranks}", f"--parallel.ep_size={ranks}"]) == 2
     assert f"parallel.ep_size: {message}" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_the_experts_of_a_rank(folder, tmp_path, capsys):  # noqa: F811
+    config = json.loads((folder / "moe" / "config.json").read_text()) | {"moe_intermediate_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = tmp_path / "run.yaml"
+    path.write_text(settings(folder, tmp_path / "out", "moe").dump_yaml())
+    model = [f"--model.model_name_or_path={tmp_path}", f"--model.tokenizer_name_or_path={folder / 'moe'}"]
+    options = ["--model.train_from_scratch=true", "--dry-run", "--world-size=8", "--parallel.ep_size=4"]
+    assert main([str(path), *model, *options]) == 0
+    one_expert_per_rank = 3 * 32 * 512  # the largest unit; embeddings and head have 1024 * 32 each
+    gathered = 2 * one_expert_per_rank * 4  # in use, and the next one; float32
+    assert f"parameters gathered for use {gathered / 2**30:.3g} =" in capsys.readouterr().out
