@@ -1,0 +1,312 @@
+// Runs one vector instruction on arrays, for test_twin_instructions.py.
+#include <functional>
+
+#include "harness.h"
+#include "json.h"
+
+namespace twin_tests {
+namespace {
+
+constexpr uint32_t kOperandBytes = 8192;
+
+// Operands in local memory, and the integers and the number that an instruction takes.
+struct Operands {
+  LocalTensor<uint8_t> out, a, b, work;
+  const int64_t* integers;
+  float number;
+
+  template <class T>
+  LocalTensor<T> dst() const {
+    return out.ReinterpretCast<T>();
+  }
+  template <class T>
+  LocalTensor<T> src0() const {
+    return a.ReinterpretCast<T>();
+  }
+  template <class T>
+  LocalTensor<T> src1() const {
+    return b.ReinterpretCast<T>();
+  }
+  int32_t count() const { return integers[0]; }
+
+  // integers: mask, repeats, block strides, repeat strides
+  BinaryRepeatParams binary() const {
+    const int64_t* i = integers + 2;
+    return BinaryRepeatParams(i[0], i[1], i[2], i[3], i[4], i[5]);
+  }
+  UnaryRepeatParams unary() const {
+    const int64_t* i = integers + 2;
+    return UnaryRepeatParams(i[0], i[1], i[2], i[3]);
+  }
+};
+
+using Instructions = std::map<std::string, std::function<void(const Operands&)>>;
+
+template <class T>
+void add_arithmetic(Instructions& all, const std::string& type) {
+#define ADD_BINARY(NAME)                                                                                    \
+  all[#NAME "." + type] = [](const Operands& o) { NAME(o.dst<T>(), o.src0<T>(), o.src1<T>(), o.count()); }; \
+  all[#NAME ".masked." + type] = [](const Operands& o) {                                                    \
+    NAME(o.dst<T>(), o.src0<T>(), o.src1<T>(), o.integers[0], o.integers[1], o.binary());                   \
+  };
+  ADD_BINARY(Add)
+  ADD_BINARY(Sub)
+  ADD_BINARY(Mul)
+  ADD_BINARY(Max)
+  ADD_BINARY(Min)
+  if constexpr (std::is_same_v<T, half> || std::is_same_v<T, float>) {
+    ADD_BINARY(Div)
+  }
+#undef ADD_BINARY
+#define ADD_SCALAR(NAME)                                                                                    \
+  all[#NAME "." + type] = [](const Operands& o) { NAME(o.dst<T>(), o.src0<T>(), T(o.number), o.count()); }; \
+  all[#NAME ".masked." + type] = [](const Operands& o) {                                                    \
+    NAME(o.dst<T>(), o.src0<T>(), T(o.number), o.integers[0], o.integers[1], o.unary());                    \
+  };
+  ADD_SCALAR(Adds)
+  ADD_SCALAR(Muls)
+  ADD_SCALAR(Maxs)
+  ADD_SCALAR(Mins)
+#undef ADD_SCALAR
+  all["Duplicate." + type] = [](const Operands& o) { Duplicate(o.dst<T>(), T(o.number), o.count()); };
+  all["Duplicate.masked." + type] = [](const Operands& o) {
+    uint64_t mask[2] = {uint64_t(o.integers[0]), uint64_t(o.integers[1])};
+    Duplicate(o.dst<T>(), T(o.number), mask, o.integers[2], o.integers[3], o.integers[4]);
+  };
+}
+
+template <class T>
+void add_functions(Instructions& all, const std::string& type) {
+#define ADD_UNARY(NAME) all[#NAME "." + type] = [](const Operands& o) { NAME(o.dst<T>(), o.src0<T>(), o.count()); };
+  ADD_UNARY(Exp)
+  ADD_UNARY(Ln)
+  ADD_UNARY(Sqrt)
+  ADD_UNARY(Abs)
+#undef ADD_UNARY
+  all["Axpy." + type] = [](const Operands& o) { Axpy(o.dst<T>(), o.src0<T>(), T(o.number), o.count()); };
+  all["ReduceSum." + type] = [](const Operands& o) {
+    ReduceSum(o.dst<T>()[o.integers[1]], o.src0<T>(), o.work.ReinterpretCast<T>(), o.count());
+  };
+  all["ReduceMax." + type] = [](const Operands& o) {
+    ReduceMax(o.dst<T>()[o.integers[1]], o.src0<T>(), o.work.ReinterpretCast<T>(), o.count());
+  };
+  all["WholeReduceSum." + type] = [](const Operands& o) {
+    const int64_t* i = o.integers;
+    WholeReduceSum(o.dst<T>(), o.src0<T>(), int32_t(i[0]), int32_t(i[1]), int32_t(i[2]), int32_t(i[3]), int32_t(i[4]));
+  };
+  all["Brcb." + type] = [](const Operands& o) {
+    Brcb(o.dst<T>(), o.src0<T>(), o.integers[0], BrcbRepeatParams(o.integers[1], o.integers[2]));
+  };
+  all["Gather." + type] = [](const Operands& o) {
+    Gather(o.dst<T>(), o.src0<T>(), o.src1<uint32_t>(), o.integers[1], o.integers[0]);
+  };
+  all["CompareScalar." + type] = [](const Operands& o) {
+    CompareScalar(o.dst<uint8_t>(), o.src0<T>(), T(o.number), CMPMODE(o.integers[1]), o.integers[0]);
+  };
+  all["Select." + type] = [](const Operands& o) {
+    Select(o.dst<T>(), o.src1<uint8_t>(), o.src0<T>(), T(o.number), SELMODE::VSEL_TENSOR_SCALAR_MODE, o.integers[0]);
+  };
+}
+
+template <class D, class S>
+void add_cast(Instructions& all, const std::string& types) {
+  all["Cast." + types] = [](const Operands& o) {
+    Cast(o.dst<D>(), o.src0<S>(), RoundMode(o.integers[1]), o.integers[0]);
+  };
+}
+
+Instructions all_instructions() {
+  Instructions all;
+  add_arithmetic<float>(all, "float32");
+  add_arithmetic<half>(all, "float16");
+  add_arithmetic<int32_t>(all, "int32");
+  add_functions<float>(all, "float32");
+  add_functions<half>(all, "float16");
+  add_cast<half, float>(all, "float32.float16");
+  add_cast<bfloat16_t, float>(all, "float32.bfloat16");
+  add_cast<float, float>(all, "float32.float32");
+  add_cast<int32_t, float>(all, "float32.int32");
+  add_cast<int16_t, float>(all, "float32.int16");
+  add_cast<float, half>(all, "float16.float32");
+  add_cast<float, bfloat16_t>(all, "bfloat16.float32");
+  add_cast<float, int32_t>(all, "int32.float32");
+  return all;
+}
+
+GlobalTensor<uint8_t> bytes_of(uint8_t* data) {
+  GlobalTensor<uint8_t> tensor;
+  tensor.SetGlobalBuffer(data, kOperandBytes);
+  return tensor;
+}
+
+template <class T>
+GlobalTensor<T> all_of(uint8_t* data) {
+  GlobalTensor<T> tensor;
+  tensor.SetGlobalBuffer(reinterpret_cast<T*>(data));
+  return tensor;
+}
+
+// rows, length, gap in the matrix, left and right padding, whether to pad
+template <class T>
+void pad_copy(uint8_t* out, uint8_t* in, const int64_t* i, float value) {
+  TPipe pipe;
+  TBuf<> memory;
+  pipe.InitBuffer(memory, kOperandBytes);
+  const LocalTensor<T> local = memory.Get<T>();
+  Duplicate(local.template ReinterpretCast<float>(), -1.0f, kOperandBytes / 4);
+  SetFlag<HardEvent::V_MTE2>(EVENT_ID0);
+  WaitFlag<HardEvent::V_MTE2>(EVENT_ID0);
+  const DataCopyExtParams rows(i[0], i[1] * sizeof(T), i[2] * sizeof(T), i[6], 0);
+  DataCopyPad(local, all_of<T>(in), rows, DataCopyPadExtParams<T>(i[5], i[3], i[4], T(value)));
+  SetFlag<HardEvent::MTE2_MTE3>(EVENT_ID0);
+  WaitFlag<HardEvent::MTE2_MTE3>(EVENT_ID0);
+  DataCopy(bytes_of(out), memory.Get<uint8_t>(), kOperandBytes);
+}
+
+// rows, length, gap in the output, gap in local memory
+template <class T>
+void pad_store(uint8_t* out, uint8_t* in, const int64_t* i) {
+  TPipe pipe;
+  TBuf<> memory;
+  pipe.InitBuffer(memory, kOperandBytes);
+  DataCopy(memory.Get<uint8_t>(), bytes_of(in), kOperandBytes);
+  SetFlag<HardEvent::MTE2_MTE3>(EVENT_ID0);
+  WaitFlag<HardEvent::MTE2_MTE3>(EVENT_ID0);
+  DataCopyPad(all_of<T>(out), memory.Get<T>(), DataCopyExtParams(i[0], i[1] * sizeof(T), i[3], i[2] * sizeof(T), 0));
+}
+
+// C [m, n] = A [m, k] · B, where B is [k, n] or, transposed, [n, k].
+template <class T>
+void product(uint8_t* out, uint8_t* left, uint8_t* right, int m, int n, int k, bool transposed, int twice) {
+  constexpr int kC0 = 32 / sizeof(T);
+  const auto up = [](int value, int multiple) { return (value + multiple - 1) / multiple * multiple; };
+  const int rows = up(m, 16), columns = up(n, 16), depth = up(k, sizeof(T) == 2 ? 16 : kC0);
+  TPipe pipe;
+  TQue<TPosition::A1, 1> a1;
+  TQue<TPosition::B1, 1> b1;
+  TQue<TPosition::A2, 1> a2;
+  TQue<TPosition::B2, 1> b2;
+  TQue<TPosition::CO1, 1> co;
+  pipe.InitBuffer(a1, 1, rows * depth * sizeof(T));
+  pipe.InitBuffer(b1, 1, columns * depth * sizeof(T));
+  pipe.InitBuffer(a2, 1, rows * depth * sizeof(T));
+  pipe.InitBuffer(b2, 1, columns * depth * sizeof(T));
+  pipe.InitBuffer(co, 1, rows * columns * sizeof(float));
+  // Rows and columns past the matrices take no part in the product, but have to hold something: the twin's poison is
+  // replaced by a copy of the first row.
+  const auto load = [&](auto& queue, uint8_t* data, int height, int width, int padded_height) {
+    LocalTensor<T> local = queue.template AllocTensor<T>();
+    Nd2NzParams p;
+    p.ndNum = 1, p.nValue = height, p.dValue = width, p.srcDValue = width;
+    p.dstNzC0Stride = padded_height, p.dstNzNStride = 1;
+    DataCopy(local, all_of<T>(data), p);
+    p.nValue = 1;
+    for (int row = height; row < padded_height; ++row) DataCopy(local[row * kC0], all_of<T>(data), p);
+    queue.EnQue(local);
+  };
+  load(a1, left, m, k, rows);
+  transposed ? load(b1, right, n, k, columns) : load(b1, right, k, n, depth);
+  LocalTensor<T> al = a1.template DeQue<T>(), bl = b1.template DeQue<T>();
+  LocalTensor<T> a = a2.template AllocTensor<T>(), b = b2.template AllocTensor<T>();
+  LoadData2DParams p;
+  for (int row = 0; row < rows / 16; ++row) {  // Nz to Zz
+    p.repeatTimes = depth / kC0, p.srcStride = rows / 16;
+    LoadData(a[row * depth * 16], al[row * 16 * kC0], p);
+  }
+  if (transposed) {
+    p.repeatTimes = depth / kC0 * (columns / 16), p.srcStride = 1;
+    LoadData(b, bl, p);
+  } else {
+    for (int d = 0; d < depth / kC0; ++d) {  // the fractals of a row of B, each transposed
+      p.repeatTimes = columns / 16, p.srcStride = depth / 16, p.ifTranspose = true;
+      LoadData(b[d * columns * kC0], bl[d * 16 * kC0], p);
+    }
+  }
+  a1.FreeTensor(al);
+  b1.FreeTensor(bl);
+  a2.EnQue(a);
+  b2.EnQue(b);
+  a = a2.template DeQue<T>(), b = b2.template DeQue<T>();
+  LocalTensor<float> c = co.template AllocTensor<float>();
+  MmadParams mmad;
+  mmad.m = m, mmad.n = n, mmad.k = k;
+  Mmad(c, a, b, mmad);
+  mmad.cmatrixInitVal = false;
+  if (twice) {
+    PipeBarrier<PIPE_M>();
+    Mmad(c, a, b, mmad);
+  }
+  a2.FreeTensor(a);
+  b2.FreeTensor(b);
+  co.EnQue(c);
+  c = co.template DeQue<float>();
+  FixpipeParamsV220 fix;
+  fix.nSize = n, fix.mSize = m, fix.srcStride = rows, fix.dstStride = n;
+  Fixpipe(all_of<float>(out), c, fix);
+  co.FreeTensor(c);
+}
+
+}  // namespace
+}  // namespace twin_tests
+
+using namespace twin_tests;
+
+extern "C" {
+
+// Arrays of kOperandBytes bytes; `out` goes in and out.
+char* twin_instruction(const char* name, uint8_t* out, uint8_t* a, uint8_t* b, const int64_t* integers, float number) {
+  static const Instructions instructions = all_instructions();
+  const auto kernel = [&] {
+    TPipe pipe;
+    TBuf<> memory[4];
+    for (TBuf<>& m : memory) pipe.InitBuffer(m, kOperandBytes);
+    const auto get = [&](int i) { return memory[i].Get<uint8_t>(); };
+    const Operands operands{get(0), get(1), get(2), get(3), integers, number};
+    DataCopy(operands.out, bytes_of(out), kOperandBytes);
+    DataCopy(operands.a, bytes_of(a), kOperandBytes);
+    DataCopy(operands.b, bytes_of(b), kOperandBytes);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID0);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID0);
+    instructions.at(name)(operands);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
+    DataCopy(bytes_of(out), operands.out, kOperandBytes);
+  };
+  return ascend_twin::to_c_string(ascend_twin::launch({name}, Cores::kVector, 1,
+                                                      {{"out", out, kOperandBytes, Use::kInOut},
+                                                       {"a", a, kOperandBytes, Use::kInput},
+                                                       {"b", b, kOperandBytes, Use::kInput}},
+                                                      kernel));
+}
+
+char* twin_pad_copy(bool is_half, uint8_t* out, uint8_t* in, const int64_t* integers, float value) {
+  return ascend_twin::to_c_string(ascend_twin::launch(
+      {"pad_copy"}, Cores::kVector, 1,
+      {{"out", out, kOperandBytes, Use::kOutput}, {"in", in, kOperandBytes, Use::kInput}},
+      [&] { is_half ? pad_copy<half>(out, in, integers, value) : pad_copy<float>(out, in, integers, value); }));
+}
+
+char* twin_pad_store(bool is_half, uint8_t* out, uint8_t* in, const int64_t* integers) {
+  return ascend_twin::to_c_string(
+      ascend_twin::launch({"pad_store"}, Cores::kVector, 1,
+                          {{"out", out, kOperandBytes, Use::kInOut}, {"in", in, kOperandBytes, Use::kInput}},
+                          [&] { is_half ? pad_store<half>(out, in, integers) : pad_store<float>(out, in, integers); }));
+}
+
+char* twin_product(const char* type, uint8_t* out, uint8_t* a, uint8_t* b, int m, int n, int k, bool transposed,
+                   bool twice) {
+  const std::string name = type;
+  const uint64_t bytes = name == "float32" ? 4 : 2;
+  const auto kernel = [&] {
+    if (ASCEND_IS_AIV) return;
+    if (name == "float32") product<float>(out, a, b, m, n, k, transposed, twice);
+    if (name == "float16") product<half>(out, a, b, m, n, k, transposed, twice);
+    if (name == "bfloat16") product<bfloat16_t>(out, a, b, m, n, k, transposed, twice);
+  };
+  return ascend_twin::to_c_string(ascend_twin::launch({"product"}, Cores::kMixed, 1,
+                                                      {{"out", out, uint64_t(m) * n * 4, Use::kOutput},
+                                                       {"a", a, bytes * m * k, Use::kInput},
+                                                       {"b", b, bytes * n * k, Use::kInput}},
+                                                      kernel));
+}
+}
