@@ -40,6 +40,7 @@ from mindspeed_llm.optim.scheduler import SchedulerFactory, count_steps, set_ste
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
+from mindspeed_llm.routing import BiasBalancing, ExpertLoad, fix_routing, worst_load
 from mindspeed_llm.sample import sample_answer
 
 
@@ -131,6 +132,11 @@ class Trainer:
         else:
             load_weights(model, self.config.model.model_name_or_path, self.device)
         self.model = model
+        if self.config.optimization.fix_router:
+            fix_routing(model)
+        self.expert_load = ExpertLoad(model)
+        rate = self.config.training.router_bias_update_rate
+        self.balancing = BiasBalancing(model, rate) if rate else None
 
     def _check_vocabulary(self, model: PreTrainedModel) -> None:
         size = len(cast(torch.Tensor, model.get_input_embeddings().weight))
@@ -172,20 +178,25 @@ class Trainer:
         counts = count_step(window, self.distributed, self.parity)
         loss, aux_loss = forward_backward(self.model, window, counts, self.aux_loss_coefficient, self.parity)
         grad_norm, clip = self._clip()
-        loss, aux_loss, stopping = self.distributed.sum([loss, aux_loss, float(stop.requested)])
+        local = [loss, aux_loss, float(stop.requested), *self.expert_load.take()]
+        loss, aux_loss, stopping, *load = self.distributed.sum(local)
+        loads = self.expert_load.by_layer(load)
         if self.parity == "llamafactory":  # it logs what it optimizes
             loss += self.aux_loss_coefficient * aux_loss
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         if finite:
             self.optimizer.step(gradient_scale=clip)
+            if self.balancing is not None:
+                self.balancing.update(loads)
         self.optimizer.zero_grad()
         self.scheduler.step()
         self.step += 1
         self._watch_nonfinite(finite)
         devices.synchronize(self.device)
-        return self._record(counts, loss, aux_loss, grad_norm, learning_rate, time.perf_counter() - started) | {
-            "stop": stopping > 0
-        }
+        record = self._record(counts, loss, aux_loss, grad_norm, learning_rate, time.perf_counter() - started)
+        if loads:
+            record["expert_load"] = worst_load(loads)
+        return record | {"stop": stopping > 0}
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

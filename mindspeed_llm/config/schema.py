@@ -248,6 +248,9 @@ class TrainingConfig(Section):
     """Steps in a row with a loss or gradient that is not finite (they are skipped) before the run stops."""
     router_aux_loss_coef: Float = Field(0.0, ge=0)
     """Weight of the load-balancing loss of a mixture-of-experts model; 0: without it."""
+    router_bias_update_rate: Float = Field(0.0, ge=0)
+    """Balance experts without a loss, as DeepSeek-V3 does (there 0.001): after every step the bias that its routers add
+    when they choose grows by this for experts with less than the mean load, and falls for the others; 0: it stays."""
 
     logging_steps: PositiveInt = 1
     """Steps between two lines of progress."""
@@ -288,6 +291,8 @@ class OptimizationConfig(Section):
     """Fused rotary position embedding."""
     use_fused_swiglu: Bool = True
     """Fused SwiGLU."""
+    fix_router: Bool = False
+    """Send tokens to all experts in turn, whatever the router says: equal loads, for benchmarks only."""
 
 
 class Config(Section):
@@ -302,6 +307,8 @@ class Config(Section):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.data.data_manager_type == "mg" and self.training.stage != "pt":
             yield "training", f"stage {self.training.stage} has no use for data.data_manager_type: mg; set stage: pt"
+        if self.training.parity == "llamafactory" and self.parallel.ep_size > 1:
+            yield "parallel", "ep_size is for parity: none; LLaMA-Factory spreads no experts that one could agree with"
 
     def dump_yaml(self) -> str:
         """The configuration with every default filled in; reading it again gives an equal one."""

@@ -45,7 +45,11 @@ MODELS = {
     "deepseek_v3": _deepseek(),
     # Transposed and interleaved weights, biases, clamps, attention sinks.
     "gpt_oss": GptOssConfig(
-        **_SHAPE | {"attn_implementation": "eager"}, head_dim=8, num_local_experts=4, sliding_window=6
+        **_SHAPE | {"attn_implementation": "eager", "intermediate_size": 16},
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=6,
     ),
     # Every token goes to experts 0 and 1: the ranks that hold others get none.
     "lopsided": _deepseek(),
