@@ -14,9 +14,10 @@ from transformers import PreTrainedModel
 
 from mindspeed_llm.config import Config, validate_world
 from mindspeed_llm.data.collate import padding_token
-from mindspeed_llm.data.factory import DataFactory
-from mindspeed_llm.data.loader import StepLoader
-from mindspeed_llm.data.render import render_first_sample
+from mindspeed_llm.data.factory import Data, DataFactory
+from mindspeed_llm.data.render import render_sample
+from mindspeed_llm.data.stream_loader import StreamedData
+from mindspeed_llm.data.training_loader import training_loader
 from mindspeed_llm.foundation.seed import set_seed
 from mindspeed_llm.logging import set_up_logging
 from mindspeed_llm.models.factory import ModelFactory
@@ -39,7 +40,7 @@ def dry_run(config: Config, world_size: int) -> None:
     factory = ModelFactory(config.model)
     tokenizer = factory.create_tokenizer()
     data = DataFactory(config, tokenizer).create()
-    print(f"{data.report}\n{render_first_sample(data.train, tokenizer)}")
+    print(f"{data.report}\n{render_sample(data.first_row, tokenizer)}")
     model = factory.create()
     if not config.model.train_from_scratch:
         check_weights(model, config.model.model_name_or_path)
@@ -48,15 +49,8 @@ def dry_run(config: Config, world_size: int) -> None:
     with _pretended_ranks(world_size):
         parallelize(model, build_meshes(config.parallel, world_size, torch.device("cpu")), config.parallel)
         print(_describe_memory(model, config))
-    loader = StepLoader(
-        data.train,
-        batch_size=config.training.per_device_train_batch_size,
-        accumulation=config.training.gradient_accumulation_steps,
-        world_size=world_size,
-        drop_last=config.training.dataloader_drop_last,
-        pad_token_id=padding_token(tokenizer),
-    )
-    print(_describe_steps(config, len(data.train) / data.epochs, len(loader) / data.epochs, world_size))
+    loader = training_loader(data, config.training, world_size=world_size, pad_token_id=padding_token(tokenizer))
+    print(_describe_steps(config, data, len(loader) / data.epochs, world_size))
 
 
 @contextmanager
@@ -105,11 +99,13 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.3g}"
 
 
-def _describe_steps(config: Config, rows: float, steps_per_epoch: float, world_size: int) -> str:
+def _describe_steps(config: Config, data: Data, steps_per_epoch: float, world_size: int) -> str:
     training = config.training
     batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
+    steps = f"{count_steps(training, steps_per_epoch)} in all"
+    if not isinstance(data.train, StreamedData):
+        steps = f"{steps_per_epoch:.10g} per epoch of {len(data.train) / data.epochs:.10g} rows, {steps}"
     return (
         f"a step: {batch} rows × {accumulation} micro-batches × {world_size} ranks = "
-        f"{batch * accumulation * world_size} rows\nsteps: {steps_per_epoch:.10g} per epoch of {rows:.10g} rows, "
-        f"{count_steps(training, steps_per_epoch)} in all"
+        f"{batch * accumulation * world_size} rows\nsteps: {steps}"
     )

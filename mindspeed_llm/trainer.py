@@ -18,9 +18,10 @@ from mindspeed_llm.checkpoint.export import export_hf
 from mindspeed_llm.config import Config, validate_world
 from mindspeed_llm.data.collate import Batch, padding_token
 from mindspeed_llm.data.factory import DataFactory
-from mindspeed_llm.data.loader import EvalLoader, StepLoader
-from mindspeed_llm.data.render import render_first_sample
+from mindspeed_llm.data.loader import EvalLoader
+from mindspeed_llm.data.render import render_sample
 from mindspeed_llm.data.store import TokenRows
+from mindspeed_llm.data.training_loader import training_loader
 from mindspeed_llm.errors import ConfigError, DataError
 from mindspeed_llm.flops import count_training_flops
 from mindspeed_llm.foundation import device as devices
@@ -94,25 +95,16 @@ class Trainer:
         self.tokenizer = self.model_factory.create_tokenizer()
         data = DataFactory(self.config, self.tokenizer).create()
         self.rows = [data.train, *data.eval.values()]
-        logger.info("%s\n%s", data.report, render_first_sample(data.train, self.tokenizer))
+        logger.info("%s\n%s", data.report, render_sample(data.first_row, self.tokenizer))
         options: dict[str, Any] = {
             "pad_token_id": padding_token(self.tokenizer),
             "rank": self.distributed.rank,
             "world_size": self.distributed.world_size,
             "num_workers": training.dataloader_num_workers,
-            "quirks": data.quirks,
         }
-        self.loader = StepLoader(
-            data.train,
-            batch_size=training.per_device_train_batch_size,
-            accumulation=training.gradient_accumulation_steps,
-            seed=training.seed,
-            shuffle=not (training.disable_shuffling or data.shuffled),
-            drop_last=training.dataloader_drop_last,
-            **options,
-        )
+        self.loader = training_loader(data, training, gather=self.distributed.gather, **options)
         self.eval_loaders = {
-            name: EvalLoader(rows, batch_size=training.per_device_eval_batch_size, **options)
+            name: EvalLoader(rows, batch_size=training.per_device_eval_batch_size, quirks=data.quirks, **options)
             for name, rows in data.eval.items()
         }
         self.steps_per_epoch = len(self.loader) / data.epochs

@@ -33,7 +33,7 @@ _COMPLETE = "COMPLETE"
 
 
 class Stateful(Protocol):
-    """A small object whose state is plain JSON."""
+    """A small object whose state is plain JSON. ``state_dict`` may be collective; the first rank's is kept."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -73,9 +73,9 @@ class Checkpointer:
             tensors |= optimizer_tensors(state.model, state.optimizer)
         dcp.save(tensors, checkpoint_id=path)
         torch.save(get_random_state(), path / f"rng-{dist.get_rank():05d}.pt")
+        positions = {name: part.state_dict() for name, part in state.positions.items()}
         dist.barrier()  # every rank's files are there
         if dist.get_rank() == 0:
-            positions = {name: part.state_dict() for name, part in state.positions.items()}
             content = {"step": step, "world_size": dist.get_world_size(), "positions": positions}
             (path / "state.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
             _publish(path)

@@ -68,8 +68,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "data.overwrite_cache": OriginalKey(
         "prepared data is used again only if nothing that it depends on has changed", ANY
     ),
-    "data.streaming": OriginalKey("streaming is not supported yet; data is memory-mapped", OFF),
-    "data.buffer_size": OriginalKey("streaming is not supported yet", ANY),
     "data.eval_num_beams": OriginalKey("evaluation computes the loss and generates nothing"),
     "data.ignore_pad_token_for_loss": OriginalKey("padding never counts in the loss", (True,)),
     "data.data_shared_file_system": OriginalKey("every rank reads the data files itself", ANY),

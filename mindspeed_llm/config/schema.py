@@ -112,6 +112,10 @@ class DataConfig(Section):
     """Part of the training data set aside for evaluation: a fraction below 1, or a number of rows."""
     eval_on_each_dataset: Bool = False
     """Report the loss of each evaluation data set by itself."""
+    streaming: Bool = False
+    """Prepare rows while training on those before them, instead of all of them before the first step."""
+    buffer_size: PositiveInt = 16384
+    """With `streaming`: rows that are shuffled together, of all ranks."""
     max_bad_rows: NonNegativeInt | None = None
     """Rows that cannot be used are skipped and reported; more of them than this are an error; null: any number."""
     preprocessing_num_workers: PositiveInt | None = None
@@ -132,6 +136,16 @@ class DataConfig(Section):
             yield "mask_history", "the loss cannot leave out earlier turns and count the prompt: drop train_on_prompt"
         if self.data_manager_type == "lf" and self.split != "100,0,0":
             yield "split", "cuts the files of data_manager_type: mg; use val_size"
+        if self.streaming:
+            yield from self._contradictions_of_streaming()
+
+    def _contradictions_of_streaming(self) -> Iterator[tuple[str, str]]:
+        if self.val_size:
+            yield "val_size", "streaming does not know the rows that could be set aside; give an eval_dataset"
+        if self.max_samples is not None:
+            yield "max_samples", "streaming reads only what training.max_steps need; drop max_samples"
+        if self.data_manager_type == "mg":
+            yield "streaming", "is for rows and text; .bin and .idx files (data_manager_type: mg) need no preparation"
 
     def _contradictions_of_probs(self, probs: list[float]) -> Iterator[tuple[str, str]]:
         if self.mix_strategy == "concat":
@@ -309,6 +323,10 @@ class Config(Section):
             yield "training", f"stage {self.training.stage} has no use for data.data_manager_type: mg; set stage: pt"
         if self.training.parity == "llamafactory" and self.parallel.ep_size > 1:
             yield "parallel", "ep_size is for parity: none; LLaMA-Factory spreads no experts that one could agree with"
+        if self.data.streaming and self.training.max_steps < 1:
+            yield "training", "data.streaming has no epochs that could be counted: set max_steps"
+        if self.data.streaming and self.training.parity != "none":
+            yield "training", f"parity: {self.training.parity} is for prepared data: drop data.streaming"
 
     def dump_yaml(self) -> str:
         """The configuration with every default filled in; reading it again gives an equal one."""

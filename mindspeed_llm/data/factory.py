@@ -24,11 +24,12 @@ from mindspeed_llm.data.report import Report
 from mindspeed_llm.data.selection import Selection
 from mindspeed_llm.data.sources import data_files
 from mindspeed_llm.data.specs import DatasetSpec, dataset_specs
-from mindspeed_llm.data.store import RowWriter, TokenRows
+from mindspeed_llm.data.store import Row, RowWriter, TokenRows
+from mindspeed_llm.data.stream_loader import StreamedData
 from mindspeed_llm.data.templates import SpecialToken, Style, Template, get_template
 from mindspeed_llm.data.tokenise import Tokeniser
 from mindspeed_llm.data.tools import get_tool_format
-from mindspeed_llm.errors import DataError
+from mindspeed_llm.errors import ConfigError, DataError
 from mindspeed_llm.models.registry import import_plugins
 
 
@@ -36,7 +37,7 @@ from mindspeed_llm.models.registry import import_plugins
 class Data:
     """Rows to train on and to evaluate on, and what happened on the way to them."""
 
-    train: RowDataset
+    train: RowDataset | StreamedData
     eval: Mapping[str, RowDataset]
     reports: tuple[Report, ...]
     quirks: Quirks | None = None
@@ -50,6 +51,11 @@ class Data:
     def report(self) -> str:
         """The reports as lines for the log."""
         return "\n".join(map(str, self.reports))
+
+    @property
+    def first_row(self) -> Row:
+        """Of the rows to train on."""
+        return self.train.first_row() if isinstance(self.train, StreamedData) else self.train[0]
 
 
 class DataFactory:
@@ -84,6 +90,8 @@ class DataFactory:
         if prefix is not None:
             return self._create_indexed(prefix)
         splits = self._splits()
+        if self.config.data.streaming:
+            return self._create_streamed(*splits)
         prepared = [self._prepare(split) for split in splits]
         data, stage = self.config.data, self.config.training.stage
         quirks = None
@@ -105,6 +113,30 @@ class DataFactory:
             reports=tuple(rows.report(name) for name, rows in splits.items()),
             shuffled=True,
             epochs=splits["train"].order.epochs,
+        )
+
+    def _create_streamed(self, train: _Split, *evaluation: _Split) -> Data:
+        """Training rows are prepared while they are used; evaluation data, which is used again and again, before."""
+        data, training = self.config.data, self.config.training
+        for spec in train.specs:
+            if spec.num_samples is not None:
+                raise ConfigError(f"data set {spec.name!r}: num_samples needs all rows at hand: drop data.streaming")
+        prepared = [self._prepare(split) for split in evaluation]
+        return Data(
+            train=StreamedData(
+                specs=train.specs,
+                encode=self._encoder(),
+                buffer_size=data.buffer_size,
+                chunk_size=data.preprocessing_batch_size,
+                seed=training.seed,
+                shuffle=not training.disable_shuffling,
+                mix_strategy=data.mix_strategy,
+                interleave_probs=data.interleave_probs,
+                row_length=data.cutoff_len if training.stage == "pt" else None,
+                max_bad_rows=data.max_bad_rows,
+            ),
+            eval={split.name: rows for split, (rows, _) in zip(evaluation, prepared, strict=True)},
+            reports=tuple(report for _, report in prepared),
         )
 
     def _splits(self) -> list[_Split]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -28,7 +28,7 @@ def mixed_order(
     if probabilities is None:
         draws = np.tile(np.arange(len(sizes)), min(sizes) if under else max(sizes))
     else:
-        draws = _draw(np.asarray(sizes), probabilities, np.random.default_rng(seed), under=under)
+        draws = _draw(np.asarray(sizes), draw_blocks(probabilities, seed), under=under)
     order = np.empty(len(draws), np.int64)
     first = 0
     for source, size in enumerate(sizes):
@@ -38,13 +38,20 @@ def mixed_order(
     return order
 
 
-def _draw(sizes: np.ndarray, probabilities: Sequence[float], random: np.random.Generator, *, under: bool) -> np.ndarray:
+def draw_blocks(probabilities: Sequence[float], seed: int) -> Iterator[np.ndarray]:
+    """Data sets drawn with ``probabilities``, a block of them at a time, without end."""
+    random = np.random.default_rng(seed)
+    while True:
+        yield random.choice(len(probabilities), _BLOCK, p=probabilities)
+
+
+def _draw(sizes: np.ndarray, blocks: Iterator[np.ndarray], *, under: bool) -> np.ndarray:
     """The data set of each row, up to the last row of the first (``under``) or last data set to come to its end."""
-    blocks: list[np.ndarray] = []
+    drawn: list[np.ndarray] = []
     counts = np.zeros(len(sizes), np.int64)
     while not (np.any if under else np.all)(counts >= sizes):
-        blocks.append(random.choice(len(sizes), _BLOCK, p=probabilities))
-        counts += np.bincount(blocks[-1], minlength=len(sizes))
-    draws = np.concatenate(blocks)
+        drawn.append(next(blocks))
+        counts += np.bincount(drawn[-1], minlength=len(sizes))
+    draws = np.concatenate(drawn)
     ends = [np.flatnonzero(draws == source)[size - 1] for source, size in enumerate(sizes) if counts[source] >= size]
     return draws[: (min if under else max)(ends) + 1]

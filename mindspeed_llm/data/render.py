@@ -5,15 +5,14 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.data.encode import IGNORE_INDEX
-from mindspeed_llm.data.loader import RowDataset
+from mindspeed_llm.data.store import Row
 
 
-def render_first_sample(dataset: RowDataset, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 1000) -> str:
-    """The first row as text with what is trained on in ``[[ ]]``, then its ids and labels.
+def render_sample(row: Row, tokenizer: PreTrainedTokenizerBase, *, max_tokens: int = 1000) -> str:
+    """A row, usually the first one, as text with what is trained on in ``[[ ]]``, then its ids and labels.
 
     A packed row shows its documents one below the other.
     """
-    row = dataset[0]
     lines, start = [], 0
     for length in row["lengths"]:
         ids, labels = (row[key][start : start + int(length)].tolist() for key in ("input_ids", "labels"))

@@ -7,6 +7,7 @@ import io
 import json
 import mmap
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from mindspeed_llm.data.conversation import RowError
 from mindspeed_llm.errors import DataError
 
 Row = dict[str, Any]
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 class Source(Protocol):
@@ -31,15 +32,41 @@ class Source(Protocol):
     def where(self, index: int) -> str: ...
 
 
-class _Lines:
+def parse_json_line(line: bytes, offset: int) -> Row:
+    """The JSON object in a line that begins at ``offset`` of its file."""
+    try:
+        value = json.loads(decode_line(line, offset))
+    except json.JSONDecodeError as error:
+        raise RowError(f"not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(value, dict):
+        raise RowError(f"not a JSON object but {type(value).__name__}")
+    return value
+
+
+def parse_text_line(line: bytes, offset: int) -> Row:
+    """A line as a document of its own."""
+    return {"text": decode_line(line, offset)}
+
+
+def decode_line(line: bytes, offset: int) -> str:
+    """The text of a line without its end."""
+    try:
+        return line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        place = offset + error.start
+        raise RowError(f"byte 0x{line[error.start]:02x} at offset {place} of the file is not UTF-8") from None
+
+
+class Lines:
     """A text file read line by line through a memory map; blank lines are no rows. Lines are parsed when asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, parse: Callable[[bytes, int], Row]) -> None:
+        self._parse = parse
         self.path = path
         with path.open("rb") as file:
             is_empty = not file.read(1)
             self._bytes: mmap.mmap | bytes = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        start = len(_BOM) if self._bytes[:3] == _BOM else 0
+        start = len(BOM) if self._bytes[:3] == BOM else 0
         ends = self._line_ends()
         starts = np.concatenate([[start], ends[:-1] + 1]).astype(np.int64)
         has_text = ends > starts
@@ -64,33 +91,9 @@ class _Lines:
     def where(self, index: int) -> str:
         return f"{self.path}:{self._numbers[index] + 1}"
 
-    def text(self, index: int) -> str:
-        line = self._bytes[self._starts[index] : self._ends[index]]
-        try:
-            return line.decode("utf-8").rstrip("\r")
-        except UnicodeDecodeError as error:
-            offset = int(self._starts[index]) + error.start
-            raise RowError(f"byte 0x{line[error.start]:02x} at offset {offset} of the file is not UTF-8") from None
-
-
-class JsonLines(_Lines):
-    """One JSON object per line."""
-
     def __getitem__(self, index: int) -> Row:
-        try:
-            value = json.loads(self.text(index))
-        except json.JSONDecodeError as error:
-            raise RowError(f"not JSON: {error.msg} at column {error.colno}") from None
-        if not isinstance(value, dict):
-            raise RowError(f"not a JSON object but {type(value).__name__}")
-        return value
-
-
-class TextLines(_Lines):
-    """One document per line, as ``{"text": line}``."""
-
-    def __getitem__(self, index: int) -> Row:
-        return {"text": self.text(index)}
+        start = int(self._starts[index])
+        return self._parse(self._bytes[start : self._ends[index]], start)
 
 
 class Rows:
@@ -140,11 +143,16 @@ def _decode(path: Path) -> str:
         ) from None
 
 
+def is_json_array(path: Path) -> bool:
+    """Whether a .json file is one array; otherwise it has JSON lines."""
+    with path.open("rb") as file:
+        return file.read(4096).removeprefix(BOM).lstrip().startswith(b"[")
+
+
 def _read_json(path: Path) -> Source:
     """A JSON array of objects, or JSON lines under the name .json."""
-    with path.open("rb") as file:
-        if not file.read(4096).removeprefix(_BOM).lstrip().startswith(b"["):
-            return JsonLines(path)
+    if not is_json_array(path):
+        return Lines(path, parse_json_line)
     try:
         return Rows(path, json.loads(_decode(path)))
     except json.JSONDecodeError as error:
@@ -180,11 +188,11 @@ def _read_arrow(path: Path) -> Source:
 
 _READERS: dict[str, Callable[[Path], Source]] = {
     ".json": _read_json,
-    ".jsonl": JsonLines,
+    ".jsonl": partial(Lines, parse=parse_json_line),
     ".parquet": _read_parquet,
     ".csv": _read_csv,
     ".arrow": _read_arrow,
-    ".txt": TextLines,
+    ".txt": partial(Lines, parse=parse_text_line),
 }
 
 

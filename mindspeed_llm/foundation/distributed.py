@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,12 @@ class Distributed:
         total = torch.tensor(values, dtype=torch.float64)  # on the host: gloo adds in a fixed order
         dist.all_reduce(total)
         return total.tolist()
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order, everywhere. Collective."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
         self.sum([0.0])

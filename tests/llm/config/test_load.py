@@ -212,3 +212,13 @@ def test_interleave_probs(load: Load, error: Error, folder: Path) -> None:
     assert "has 3 probabilities, but dataset names 2" in error(*names, "--data.interleave_probs=0.2,0.3,0.5")
     assert "must be a number" in error(*names, "--data.interleave_probs=half,half")
     assert "not concat" in error("--data.dataset=a,b", "--data.interleave_probs=0.5,0.5")
+
+
+def test_what_streaming_cannot_do(load: Load, error: Error) -> None:
+    streaming = ("--data.streaming=true", "--training.max_steps=5")
+    assert load(*streaming).data.buffer_size == 16384
+    assert "data.streaming has no epochs that could be counted: set max_steps" in error("--data.streaming=true")
+    assert "give an eval_dataset" in error(*streaming, "--data.val_size=0.1")
+    assert "drop max_samples" in error(*streaming, "--data.max_samples=10")
+    assert "parity: llamafactory is for prepared data" in error(*streaming, "--training.parity=llamafactory")
+    assert "need no preparation" in error(*streaming, "--data.data_manager_type=mg", "--training.stage=pt")

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.data.cache import prepare_once
 from mindspeed_llm.data.factory import Data, DataFactory
-from mindspeed_llm.data.render import render_first_sample
+from mindspeed_llm.data.render import render_sample
 from mindspeed_llm.data.store import TokenRows
 from mindspeed_llm.errors import DataError
 
@@ -277,12 +277,12 @@ def test_first_sample_shows_what_is_trained(
     prepare: Prepare, write_rows: WriteRows, shared_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     rows = prepare(write_rows([alpaca("Hi", "There"), alpaca("Ho", "Then")]), template="chatml", packing=True).train
-    text = render_first_sample(rows, shared_tokenizer)
+    text = render_sample(rows[0], shared_tokenizer)
     assert "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[[There<|im_end|>\n]]" in text
     assert "--- next document ---" in text
     assert f"input_ids: {rows[0]['input_ids'].tolist()}" in text
     assert f"labels:    {rows[0]['labels'].tolist()}" in text
-    short = render_first_sample(rows, shared_tokenizer, max_tokens=5)
+    short = render_sample(rows[0], shared_tokenizer, max_tokens=5)
     assert f"first sample, {len(rows[0]['input_ids'])} tokens (cut for display)" in short
     assert f"input_ids: {rows[0]['input_ids'][:5].tolist()}" in short
 
