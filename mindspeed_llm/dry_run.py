@@ -101,11 +101,15 @@ def _gib(size: float) -> str:
 
 def _describe_steps(config: Config, data: Data, steps_per_epoch: float, world_size: int) -> str:
     training = config.training
-    batch, accumulation = training.per_device_train_batch_size, training.gradient_accumulation_steps
+    accumulation = training.gradient_accumulation_steps
     steps = f"{count_steps(training, steps_per_epoch)} in all"
     if not isinstance(data.train, StreamedData):
         steps = f"{steps_per_epoch:.10g} per epoch of {len(data.train) / data.epochs:.10g} rows, {steps}"
+    if training.max_tokens_per_batch is not None:
+        unit, batch = "tokens at most", training.max_tokens_per_batch
+    else:
+        unit, batch = "rows", training.per_device_train_batch_size
     return (
-        f"a step: {batch} rows × {accumulation} micro-batches × {world_size} ranks = "
-        f"{batch * accumulation * world_size} rows\nsteps: {steps}"
+        f"a step: {batch} {unit} × {accumulation} micro-batches × {world_size} ranks = "
+        f"{batch * accumulation * world_size} {unit}\nsteps: {steps}"
     )

@@ -223,6 +223,9 @@ class TrainingConfig(Section):
     """Optimizer steps to take, whatever the epochs; -1: as many as `num_train_epochs` makes."""
     per_device_train_batch_size: PositiveInt = 8
     """Sequences per rank in a micro-batch."""
+    max_tokens_per_batch: PositiveInt | None = None
+    """Instead of `per_device_train_batch_size`: a micro-batch has as many rows, of similar length, as so many tokens
+    hold, padding counted."""
     per_device_eval_batch_size: PositiveInt = 8
     """Sequences per rank in a batch of the evaluation."""
     gradient_accumulation_steps: PositiveInt = 1
@@ -323,6 +326,14 @@ class Config(Section):
             yield "training", f"stage {self.training.stage} has no use for data.data_manager_type: mg; set stage: pt"
         if self.training.parity == "llamafactory" and self.parallel.ep_size > 1:
             yield "parallel", "ep_size is for parity: none; LLaMA-Factory spreads no experts that one could agree with"
+        if self.training.max_tokens_per_batch is not None:
+            for key, given in (
+                ("data.streaming", self.data.streaming),
+                ("data.data_manager_type: mg", self.data.data_manager_type == "mg"),
+                (f"training.parity: {self.training.parity}", self.training.parity != "none"),
+            ):
+                if given:
+                    yield "training", f"max_tokens_per_batch does not go with {key}; set per_device_train_batch_size"
         if self.data.streaming and self.training.max_steps < 1:
             yield "training", "data.streaming has no epochs that could be counted: set max_steps"
         if self.data.streaming and self.training.parity != "none":

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
 from mindspeed_llm.data.collate import Batch, Collator, Quirks
 from mindspeed_llm.data.store import Row
+from mindspeed_llm.data.token_budget import TokenBudget
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +22,8 @@ class RowDataset(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Row: ...
+    @property
+    def row_lengths(self) -> np.ndarray: ...
 
 
 class StepLoader:
@@ -38,6 +42,8 @@ class StepLoader:
     (``drop_last`` leaves out the micro-batch that is not full on every rank). All ranks get equally many micro-batches.
 
     Iterating goes from the present position to the end of the epoch; the next iteration is the next epoch.
+    With ``max_tokens`` a batch has as many rows as that many tokens hold (``TokenBudget``) instead of ``batch_size``.
+
     ``state_dict()`` at any time names the row that comes next, whatever was prefetched.
     """
 
@@ -46,6 +52,7 @@ class StepLoader:
         dataset: RowDataset,
         *,
         batch_size: int,
+        max_tokens: int | None = None,
         accumulation: int = 1,
         seed: int = 0,
         rank: int = 0,
@@ -69,11 +76,21 @@ class StepLoader:
         self.epoch = 0
         self.step = 0  # within the epoch, the next one
         self._collate = Collator(pad_token_id, pad_to_multiple, quirks)
+        self._budget = None
+        if max_tokens is not None:
+            self._budget = TokenBudget(dataset.row_lengths, max_tokens, pad_to_multiple, is_sorted=shuffle)
+
+    @property
+    def num_batches(self) -> int:
+        """Batches per epoch, of all ranks together."""
+        if self._budget:
+            return len(self._budget)
+        return len(self.dataset) // self.batch_size if self.drop_last else -(-len(self.dataset) // self.batch_size)
 
     @property
     def num_micro_batches(self) -> int:
         """Micro-batches per epoch, the same on every rank."""
-        return _num_micro_batches(len(self.dataset), self.batch_size * self.world_size, self.drop_last)
+        return self.num_batches // self.world_size if self.drop_last else -(-self.num_batches // self.world_size)
 
     def __len__(self) -> int:
         """Steps per epoch."""
@@ -82,39 +99,46 @@ class StepLoader:
     def __iter__(self) -> Iterator[list[Batch]]:
         if self.step >= len(self):
             self.epoch, self.step = self.epoch + 1, 0
-        batches = iter(_batches(self.dataset, self._rows(), self._collate, self.num_workers))
+        left = range(self.step * self.accumulation, self.num_micro_batches)
+        rows = _rank_rows(*self._plan(), left, self.rank, self.world_size)
+        batches = iter(_batches(self.dataset, rows, self._collate, self.num_workers))
         while self.step < len(self):
             size = min(self.accumulation, self.num_micro_batches - self.step * self.accumulation)
             window = [next(batches) for _ in range(size)]
             self.step += 1  # before the step is taken: a checkpoint written after it must not repeat it
             yield window
 
-    def _rows(self) -> Iterator[list[int]]:
-        """The rows of every micro-batch of this rank that is left of the epoch."""
-        rows = len(self.dataset)
-        order = torch.arange(rows)
-        if self.shuffle:
-            order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed + self.epoch))
-        left = range(self.step * self.accumulation, self.num_micro_batches)
-        return _rank_rows(order, left, self.batch_size, self.rank, self.world_size)
+    def _plan(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of this epoch in their order, and where in it each batch ends."""
+        size, seed = len(self.dataset), self.seed + self.epoch
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)) if self.shuffle else range(size)
+        if self._budget:
+            return self._budget.order(np.asarray(order), np.random.default_rng(seed))
+        return np.asarray(order), _even_ends(size, self.batch_size)
 
     @property
-    def rows_per_step(self) -> int:
-        """Rows of a full step on all ranks."""
-        return self.batch_size * self.world_size * self.accumulation
+    def batches_per_step(self) -> int:
+        """Batches of a full step on all ranks."""
+        return self.world_size * self.accumulation
 
     def state_dict(self) -> dict[str, int]:
         """Epoch and row that come next. The row is its place in the epoch's order, which no batch size changes."""
         if self.step >= len(self):
             return {"epoch": self.epoch + 1, "row": 0}
-        return {"epoch": self.epoch, "row": self.step * self.rows_per_step}
+        return {"epoch": self.epoch, "row": self._row_of(self.step)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where a loader stood, also one of other ranks and batch sizes: then at the last whole step before."""
-        self.epoch = state["epoch"]
-        self.step, repeated = divmod(state["row"], self.rows_per_step)
-        if repeated:
-            logger.warning("steps have %d rows now: the last %d rows are taken again", self.rows_per_step, repeated)
+        self.epoch, row = state["epoch"], state["row"]
+        _, ends = self._plan()
+        self.step = int(np.searchsorted(ends, row, side="right")) // self.batches_per_step
+        if repeated := row - self._row_of(self.step):
+            logger.warning("steps have other rows now: the last %d rows are taken again", repeated)
+
+    def _row_of(self, step: int) -> int:
+        """The first row of a step of this epoch."""
+        _, ends = self._plan() if self._budget else (None, _even_ends(len(self.dataset), self.batch_size))
+        return int(ends[step * self.batches_per_step - 1]) if step else 0
 
 
 class EvalLoader:
@@ -141,25 +165,29 @@ class EvalLoader:
 
     def __len__(self) -> int:
         """Batches, the same number on every rank."""
-        return _num_micro_batches(len(self.dataset), self.batch_size * self.world_size, drop_last=False)
+        return -(-len(self.dataset) // (self.batch_size * self.world_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        order = torch.arange(len(self.dataset))
-        rows = _rank_rows(order, range(len(self)), self.batch_size, self.rank, self.world_size)
+        order, ends = np.arange(len(self.dataset)), _even_ends(len(self.dataset), self.batch_size)
+        rows = _rank_rows(order, ends, range(len(self)), self.rank, self.world_size)
         return iter(_batches(self.dataset, rows, self._collate, self.num_workers))
 
 
-def _num_micro_batches(rows: int, rows_per_micro_batch: int, drop_last: bool) -> int:
-    return rows // rows_per_micro_batch if drop_last else -(-rows // rows_per_micro_batch)
+def _even_ends(rows: int, batch_size: int) -> np.ndarray:
+    """Where batches of equal size end; the last one may be smaller."""
+    return np.append(np.arange(batch_size, rows, batch_size), rows) if rows else np.zeros(0, np.int64)
 
 
 def _rank_rows(
-    order: torch.Tensor, micro_batches: Iterable[int], batch_size: int, rank: int, world_size: int
+    order: np.ndarray, ends: np.ndarray, micro_batches: Iterable[int], rank: int, world_size: int
 ) -> Iterator[list[int]]:
-    """The rows of this rank in each of the global micro-batches."""
+    """The rows of this rank in each of the global micro-batches; none where no batch is left for it."""
     for micro_batch in micro_batches:
-        start = (micro_batch * world_size + rank) * batch_size
-        yield order[start : start + batch_size].tolist()
+        batch = micro_batch * world_size + rank
+        if batch < len(ends):
+            yield order[ends[batch - 1] if batch else 0 : ends[batch]].tolist()
+        else:
+            yield []
 
 
 def _batches(dataset: RowDataset, rows: Iterator[list[int]], collate: Collator, num_workers: int) -> DataLoader[Batch]:

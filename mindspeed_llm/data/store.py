@@ -55,6 +55,12 @@ class TokenRows(Dataset[Row]):
         )
 
     @property
+    def row_lengths(self) -> np.ndarray:
+        """Tokens of every row, int64 [rows]."""
+        document_ends = np.concatenate([[0], self._document_ends]).astype(np.int64)
+        return np.diff(document_ends[self._row_ends], prepend=0)
+
+    @property
     def largest_token(self) -> int:
         return int(self._input_ids.max()) if len(self._input_ids) else 0
 

@@ -37,6 +37,7 @@ def training_loader(
     return StepLoader(
         data.train,
         batch_size=batch_size,
+        max_tokens=training.max_tokens_per_batch,
         accumulation=accumulation,
         seed=training.seed,
         rank=rank,

@@ -27,6 +27,11 @@ class GptDataset(Dataset[Row]):
     def __len__(self) -> int:
         return len(self.order.shuffle_index)
 
+    @property
+    def row_lengths(self) -> np.ndarray:
+        """Tokens of every row, int64 [rows]."""
+        return np.full(len(self), self.order.sequence_length)
+
     def __getitem__(self, index: int) -> Row:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")

@@ -222,3 +222,13 @@ def test_what_streaming_cannot_do(load: Load, error: Error) -> None:
     assert "drop max_samples" in error(*streaming, "--data.max_samples=10")
     assert "parity: llamafactory is for prepared data" in error(*streaming, "--training.parity=llamafactory")
     assert "need no preparation" in error(*streaming, "--data.data_manager_type=mg", "--training.stage=pt")
+
+
+def test_max_tokens_per_batch_is_for_prepared_rows(load: Load, error: Error) -> None:
+    budget = "--training.max_tokens_per_batch=4096"
+    assert load(budget).training.max_tokens_per_batch == 4096
+    assert "does not go with data.streaming" in error(budget, "--data.streaming=true", "--training.max_steps=5")
+    assert "does not go with data.data_manager_type: mg" in error(
+        budget, "--data.data_manager_type=mg", "--training.stage=pt"
+    )
+    assert "does not go with training.parity: llamafactory" in error(budget, "--training.parity=llamafactory")
