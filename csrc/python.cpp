@@ -1,4 +1,5 @@
-// The Python module mindspeed_kernels._C. Importing it registers the operators; its functions report what was chosen.
+// The Python module mindspeed_kernels._C. Importing it registers the operators; its functions report what was chosen,
+// and its submodule `data` orders samples.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,6 +9,7 @@
 #include "cpu/rms_norm.h"
 #include "cpu/rotary.h"
 #include "cpu/swiglu.h"
+#include "data/python.h"
 
 namespace {
 
@@ -23,6 +25,7 @@ std::map<std::string, std::string> chosen(const Table&... tables) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  mindspeed::data::bind(m);
   m.def("detected_cpu_capability", [] { return name(detected_capability()); });
   m.def("cpu_capability", [] { return name(cpu_capability()); });
   m.def("cpu_kernels", [] {

@@ -74,7 +74,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "data.no_shared_storage": OriginalKey("every rank reads the data files itself", ANY),
     "data.create_attention_mask_in_dataloader": OriginalKey("attention masks are made where they are needed", ANY),
     "data.dataloader_type": OriginalKey("there is one kind of loader", ("single",)),
-    "data.reset_attention_mask": OriginalKey("documents of a packed sequence never see each other", ANY),
     "data.append_eod": OriginalKey("a document always ends with the end-of-text token", ANY),
     # parallel
     "parallel.tp_size": OriginalKey(_TP, (1,)),

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, Tag
 
-from mindspeed_llm.config.types import Bool, Float, Floats, Section
+from mindspeed_llm.config.types import BlendedFiles, Bool, Float, Floats, Section
 
 DType = Literal["bf16", "fp16", "fp32"]
 ColumnRole = Literal["prompt", "query", "response", "history", "messages", "system", "tools"]
@@ -47,8 +47,10 @@ class ModelConfig(Section):
 class DatasetSource(Section):
     """One data set: the value of `data.dataset` when it is a mapping, and an entry of `dataset_info.json`."""
 
-    file_name: str
-    """A file (json, jsonl, parquet, csv, txt) or a folder of them."""
+    file_name: str | BlendedFiles
+    """A file (json, jsonl, parquet, csv, arrow, txt) or a folder of them. With `data_manager_type: mg` the path of
+    `.bin` and `.idx` files without the ending, or a blend of such: `[0.3, PATH, 0.7, PATH]`, `{PATH: 0.3, PATH: 0.7}`
+    or, in proportion to their sizes, `[PATH, PATH]`."""
     formatting: Literal["alpaca", "sharegpt", "openai"] = "alpaca"
     """How a row is laid out: instruction columns, or a list of messages."""
     columns: dict[ColumnRole, str] = Field({})
@@ -80,6 +82,12 @@ class DataConfig(Section):
     are none, and with `lf`, it is read as rows or text."""
     split: str = "100,0,0"
     """Proportions in which `.bin` and `.idx` files are cut: documents to train on, to evaluate on, to leave alone."""
+    reset_attention_mask: Bool = False
+    """With `training.parity: megatron`: documents of a sample do not see each other. Without it they never do."""
+    reset_position_ids: Bool = False
+    """With `training.parity: megatron`: positions begin again with every document. Without it they always do."""
+    eod_mask_loss: Bool = False
+    """With `training.parity: megatron`: no end of a document predicts the next one. Without it none ever does."""
     template: str | None = None
     """Chat template for SFT (`qwen3`, `chatml`, `llama3`, ...); null: the tokenizer's own."""
     cutoff_len: PositiveInt = 2048
@@ -136,6 +144,12 @@ class DataConfig(Section):
             yield "mask_history", "the loss cannot leave out earlier turns and count the prompt: drop train_on_prompt"
         if self.data_manager_type == "lf" and self.split != "100,0,0":
             yield "split", "cuts the files of data_manager_type: mg; use val_size"
+        if self.reset_attention_mask and not self.reset_position_ids:
+            yield "reset_attention_mask", "is told from the positions: set reset_position_ids too"
+        for name, source in (("dataset", self.dataset), ("eval_dataset", self.eval_dataset)):
+            is_blend = isinstance(source, DatasetSource) and not isinstance(source.file_name, str)
+            if is_blend and (name == "eval_dataset" or self.data_manager_type == "lf"):
+                yield name, "a blend is for the .bin and .idx files of data_manager_type: mg"
         if self.streaming:
             yield from self._contradictions_of_streaming()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
@@ -69,3 +69,26 @@ def _comma_separated(value: Any) -> Any:
 
 Floats = Annotated[list[Float], BeforeValidator(_comma_separated)]
 """A list of numbers; a text that separates them by commas is understood too, as LLaMA-Factory has them."""
+
+
+def blended_files(value: Any) -> Any:
+    """A list of weights and paths in turn, as Megatron's ``--data-path`` has them, or of paths, as a mapping."""
+    if not isinstance(value, list):
+        return value
+    if all(isinstance(item, str) for item in value) and not any(isinstance(_number(item), float) for item in value):
+        return dict.fromkeys(value)
+    paths = value[1::2]
+    if len(value) % 2 or len(set(map(str, paths))) < len(paths):
+        raise ValueError(f"must be weights and different paths in turn: [0.3, PATH, 0.7, PATH], got {value}")
+    return dict(zip(paths, value[::2], strict=True))
+
+
+def _positive_weights(value: dict[str, float | None]) -> dict[str, float | None]:
+    weights = [weight for weight in value.values() if weight is not None]
+    if not value or (weights and (len(weights) < len(value) or min(weights) <= 0)):
+        raise ValueError(f"every path of a blend must have a weight above 0, or none of them one, got {value}")
+    return value
+
+
+BlendedFiles = Annotated[dict[str, Float | None], BeforeValidator(blended_files), AfterValidator(_positive_weights)]
+"""Paths with their weights, or without."""

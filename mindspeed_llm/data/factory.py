@@ -17,7 +17,7 @@ from mindspeed_llm.data.chat_template import ChatTemplateEncoder
 from mindspeed_llm.data.collate import Quirks
 from mindspeed_llm.data.encode import ConversationEncoder, EncodeOptions, TemplateEncoder
 from mindspeed_llm.data.loader import RowDataset
-from mindspeed_llm.data.megatron.build import build_splits, indexed_prefix
+from mindspeed_llm.data.megatron.build import Blend, IndexedSplits, indexed_blend
 from mindspeed_llm.data.packing import cut_stream
 from mindspeed_llm.data.prepare import ChunkEncoder, ConversationChunks, TextChunks, encode_chunks
 from mindspeed_llm.data.report import Report
@@ -86,9 +86,9 @@ class DataFactory:
 
     def create(self) -> Data:
         """The prepared data. Raises ``DataError`` when there is none, with the reasons."""
-        prefix = indexed_prefix(self.config)
-        if prefix is not None:
-            return self._create_indexed(prefix)
+        blend = indexed_blend(self.config)
+        if blend is not None:
+            return self._create_indexed(blend)
         splits = self._splits()
         if self.config.data.streaming:
             return self._create_streamed(*splits)
@@ -104,15 +104,21 @@ class DataFactory:
             quirks=quirks,
         )
 
-    def _create_indexed(self, prefix: str) -> Data:
+    def _create_indexed(self, blend: Blend) -> Data:
         """Tokens that Megatron's tools have prepared are read as they are, in its order."""
-        splits = build_splits(self.config, prefix)
+        data = self.config.data
+        eod = -1 if self.tokenizer.eos_token_id is None else self.tokenizer.eos_token_id
+        splits = IndexedSplits(self.config, blend, self.folder, eod).create()
+        quirks = None
+        if data.reset_position_ids and self.config.training.parity == "megatron":
+            quirks = Quirks(row_length=data.cutoff_len, leak=not data.reset_attention_mask)
         return Data(
+            quirks=quirks,
             train=splits["train"],
             eval={name: rows for name, rows in splits.items() if name != "train"},
             reports=tuple(rows.report(name) for name, rows in splits.items()),
             shuffled=True,
-            epochs=splits["train"].order.epochs,
+            epochs=splits["train"].epochs,
         )
 
     def _create_streamed(self, train: _Split, *evaluation: _Split) -> Data:

@@ -68,6 +68,9 @@ def dataset_specs(dataset: str | DatasetSource, dataset_dir: str | Path, stage: 
     """The data sets that ``data.dataset`` (or ``data.eval_dataset``) asks for. For ``stage="pt"`` the prompt is the
     text, in the column ``text`` unless the data set says otherwise."""
     if isinstance(dataset, DatasetSource):
+        if not isinstance(dataset.file_name, str):
+            missing = next(path for path in dataset.file_name if not Path(f"{path}.idx").exists())
+            raise ConfigError(f"data.dataset: a blend is made of .bin and .idx files; there is no {missing}.idx")
         entry = dataset.model_dump(exclude_none=True)
         return [_spec(Path(dataset.file_name).stem, entry, Path(dataset_dir), "data.dataset", stage)]
     info_path = Path(dataset_dir) / "dataset_info.json"

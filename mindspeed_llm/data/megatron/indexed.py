@@ -47,6 +47,10 @@ class IndexedTokens:
             )
         self.lengths: np.ndarray = np.memmap(index, "<i4", "r", _HEADER.size, (count,)) if count else np.zeros(0, "<i4")
         offsets = np.memmap(index, "<i8", "r", _HEADER.size + 4 * count, (count,)) if count else np.zeros(0, "<i8")
+        stat = index.stat()
+        self.name = Path(prefix).name
+        self.identity = (str(index.resolve()), stat.st_size, stat.st_mtime_ns)
+        """Of the index file, as long as nobody writes it anew."""
         size = np.dtype(dtype).itemsize
         needed = int((offsets + self.lengths.astype(np.int64) * size).max(initial=0))
         if data.stat().st_size < needed:
@@ -57,6 +61,10 @@ class IndexedTokens:
     def __len__(self) -> int:
         """Documents."""
         return len(self.lengths)
+
+    def count(self, documents: range) -> int:
+        """Tokens of some documents in a row."""
+        return int(self.lengths[documents.start : documents.stop].sum(dtype=np.int64))
 
     def read(self, document: int, offset: int = 0, limit: int | None = None) -> np.ndarray:
         """The tokens of a document from ``offset`` on, at most ``limit`` of them."""

@@ -14,11 +14,15 @@ by binary search among the starts of the documents, so it is not stored.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
+from mindspeed_kernels._C.data import RandomState, accumulate_lengths, blend
 
 _WORTH_MIXING = 0.8
 """A last epoch of which less than this part is asked for is shuffled by itself, behind the others."""
@@ -40,6 +44,21 @@ class SampleOrder:
         position = np.searchsorted(self.starts, token, side="right") - 1
         return position, token - self.starts[position]
 
+    def save(self, folder: Path) -> None:
+        """Write the order into a new folder, for ``load``."""
+        folder.mkdir(parents=True)
+        for name in ("document_index", "shuffle_index", "starts"):
+            np.save(folder / f"{name}.npy", getattr(self, name))
+        (folder / "order.json").write_text(json.dumps([self.sequence_length, self.epochs]))
+
+    @classmethod
+    def load(cls, folder: Path) -> SampleOrder:
+        """A saved order, memory-mapped, so that all processes of a machine share it."""
+        arrays = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("document_index", "shuffle_index", "starts")
+        )
+        return cls(*arrays, *json.loads((folder / "order.json").read_text()))
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all samples, which is also the number of their targets where no document's end is left out."""
@@ -52,9 +71,10 @@ def build_order(
     """The order that Megatron gives to ``documents``, some of those with ``lengths``, which must not all be empty.
 
     There are as many epochs as ``num_samples`` need, or one, and all of their samples are in the result.
-    ``seed`` feeds NumPy's ``RandomState``, for the documents and then for the samples; None: nothing is shuffled.
+    ``seed`` is that of a NumPy ``RandomState``, whose shuffle the C++ class of that name has, for the documents and
+    then for the samples; None: nothing is shuffled.
     """
-    random = None if seed is None else np.random.RandomState(seed)
+    random = None if seed is None else RandomState(seed)
     tokens = int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
 
     def samples_of(epochs: int) -> int:
@@ -70,11 +90,11 @@ def build_order(
     one_epoch = np.arange(documents.start, documents.stop, dtype=np.int32)
     document_index = np.concatenate([_shuffle(np.tile(one_epoch, part), random) for part in epoch_parts])
     shuffle_index = np.concatenate([_shuffle(np.arange(*bounds), random) for bounds in pairwise(sample_bounds)])
-    starts = np.concatenate([[0], np.cumsum(lengths[document_index], dtype=np.int64)])
+    starts = accumulate_lengths(np.require(lengths, np.int32, ["C", "A"]), document_index)
     return SampleOrder(document_index, shuffle_index, starts, sequence_length, epochs)
 
 
-def _shuffle(values: np.ndarray, random: np.random.RandomState | None) -> np.ndarray:
+def _shuffle(values: np.ndarray, random: RandomState | None) -> np.ndarray:
     if random is not None:
         random.shuffle(values)
     return values
@@ -88,3 +108,24 @@ def split_documents(count: int, weights: Sequence[float]) -> list[range]:
     for share in shares.tolist():
         bounds.append(bounds[-1] + share)
     return [range(round(begin * count), round(end * count)) for begin, end in pairwise(bounds)]
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    """Weights that add up to 1."""
+    values = np.asarray(weights, np.float64)
+    return (values / values.sum()).tolist()
+
+
+def samples_of_each(weights: Sequence[float], num_samples: int, surplus: float = 0.0) -> list[int]:
+    """How many samples each data set of a blend contributes to ``num_samples``, or should have with a ``surplus``."""
+    return [math.ceil(math.ceil(num_samples * weight) * (1 + surplus)) for weight in weights]
+
+
+def blend_by_weight(weights: Sequence[float], num_samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """Data set (int16) and sample in it (int64) of every sample of a blend, each as true to the weights as can be."""
+    return blend(np.asarray(weights, np.float64), num_samples)
+
+
+def blend_all(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The same for a blend that has every sample of data sets of ``sizes`` samples once."""
+    return blend(np.asarray(normalised(sizes)), sum(sizes), np.asarray(sizes, np.int64))

@@ -86,3 +86,20 @@ def test_resuming(load: Load, folder: Path) -> None:
     (folder / "step-00000020").mkdir()
     config = load("--training.resume_from_checkpoint=step-00000020")
     assert config.training.resume_from_checkpoint == str(folder / "step-00000020")
+
+
+def test_a_blend_of_indexed_files(load: Load, error: Error, folder: Path) -> None:
+    for name in ("a", "b"):
+        (folder / f"{name}.idx").touch()
+    mg = ("--data.data_manager_type=mg", "--training.stage=pt")
+    expected = {str(folder / "a"): 0.3, str(folder / "b"): 0.7}
+    for written in ("[0.3, a, 0.7, b]", "[3e-1, a, 7e-1, b]", "{a: 0.3, b: 0.7}"):
+        config = load(*mg, f"--data.dataset={{file_name: {written}}}")
+        assert config.data.dataset.file_name == expected
+    assert load(*mg, "--data.dataset={file_name: [a, b]}").data.dataset.file_name == dict.fromkeys(expected)
+    assert "there is no" in error(*mg, "--data.dataset={file_name: [0.3, a, 0.7, c]}")
+    for wrong in ("[0.3, a, 0.7]", "[0.3, a, 0.7, a]"):
+        assert "must be weights and different paths in turn" in error(*mg, f"--data.dataset={{file_name: {wrong}}}")
+    assert "must have a weight above 0" in error(*mg, "--data.dataset={file_name: [0, a, 0.7, b]}")
+    assert "must have a weight above 0" in error(*mg, "--data.dataset={file_name: {a: 0.5, b: null}}")
+    assert "data_manager_type: mg" in error("--data.dataset={file_name: [a, b]}")

@@ -78,8 +78,8 @@ def test_without_shuffling_rows_come_as_in_the_file(build) -> None:
 
 
 def test_documents_leak_only_where_megatron_s_numbers_are_asked_for(build) -> None:
-    assert indexed(build(parity="megatron").train).leak
-    assert not indexed(build().train).leak
+    assert indexed(build(parity="megatron").train).form
+    assert not indexed(build().train).form
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mindspeed_llm.data.collate import Batch, Collator
 from mindspeed_llm.data.encode import IGNORE_INDEX
-from mindspeed_llm.data.megatron.gpt_dataset import GptDataset
+from mindspeed_llm.data.megatron.gpt_dataset import GptDataset, OneText
 from mindspeed_llm.data.megatron.indexed import IndexedTokens
 from mindspeed_llm.data.megatron.indices import build_order
 from tests.llm.data.megatron.writing import write_indexed
@@ -22,7 +22,7 @@ DOCUMENTS = [[11, 12, 13], [21, 22], [], [31, 32, 33, 34, 35, 36, 37]]  # 11 12 
 def dataset(folder: Path, documents: list[list[int]], sequence_length: int, *, leak: bool = False) -> GptDataset:
     tokens = IndexedTokens(write_indexed(folder / "corpus", documents))
     order = build_order(tokens.lengths, range(len(tokens)), sequence_length=sequence_length, seed=None)
-    return GptDataset(tokens, order, leak=leak)
+    return GptDataset(tokens, order, OneText(-1) if leak else None)
 
 
 def batch(rows: GptDataset) -> Batch:

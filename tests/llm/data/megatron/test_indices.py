@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_llm.data.megatron.gpt_dataset import GptDataset
+from mindspeed_llm.data.megatron.gpt_dataset import GptDataset, OneText
 from mindspeed_llm.data.megatron.indexed import IndexedTokens
 from mindspeed_llm.data.megatron.indices import build_order, split_documents
 
@@ -48,7 +48,7 @@ def test_indices_and_samples_are_megatron_s(config: dict, position: int, expecte
     begins = np.stack(order.locate(np.arange(len(order.shuffle_index) + 1)), axis=1)
     assert begins.tolist() == expected["sample_index"]
 
-    dataset = GptDataset(tokens, order, leak=True)
+    dataset = GptDataset(tokens, order, OneText(962))
     assert len(dataset) == expected["len"]
     for row, sample in zip((dataset[i] for i in range(len(dataset))), expected["samples"], strict=False):
         assert row["input_ids"].tolist() == sample["tokens"]
