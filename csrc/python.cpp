@@ -6,6 +6,7 @@
 #include <map>
 #include <string>
 
+#include "cpu/flash_attention.h"
 #include "cpu/rms_norm.h"
 #include "cpu/rotary.h"
 #include "cpu/swiglu.h"
@@ -30,6 +31,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_capability", [] { return name(cpu_capability()); });
   m.def("cpu_kernels", [] {
     return chosen(rms_norm_forward_kernel, rms_norm_backward_kernel, rms_norm_weight_gradient_kernel, rotary_kernel,
-                  swiglu_forward_kernel, swiglu_backward_kernel);
+                  swiglu_forward_kernel, swiglu_backward_kernel, flash_attention_forward_kernel,
+                  flash_attention_delta_kernel, flash_attention_backward_kernel);
   });
 }

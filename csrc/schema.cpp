@@ -23,5 +23,13 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
   define("adamw_step_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs,"
          " Tensor(d!)[] copies, int[] steps, float lr, float beta1, float beta2, float eps, float weight_decay,"
          " float grad_scale, int? rounding_seed) -> ()");
+
+  define("flash_attention_forward(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? cu_seqlens_q,"
+         " Tensor? cu_seqlens_k, Tensor? query_offsets, float scale, bool causal, int? window, float? softcap)"
+         " -> (Tensor out, Tensor logsumexp)");
+  define("flash_attention_backward(Tensor grad_out, Tensor? grad_logsumexp, Tensor q, Tensor k, Tensor v, Tensor out,"
+         " Tensor logsumexp, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? query_offsets,"
+         " float scale, bool causal, int? window, float? softcap)"
+         " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_sinks)");
 }
 // clang-format on

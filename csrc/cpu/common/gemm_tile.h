@@ -36,23 +36,30 @@ Vec multiply_add(Vec sum, Vec a, Vec b) {
   return sum + a * b;
 }
 
+// Sums over `units` steps of a tile's products. Row r's unit u is a[r * row_stride + u * unit_stride]; b is packed.
+template <class T, int vectors>
+void multiply_units(int64_t units, const float* a, int64_t row_stride, int64_t unit_stride, const float* b,
+                    Vec (&sum)[kTileRows][vectors]) {
+  for (int64_t u = 0; u < units; ++u, a += unit_stride, b += kTileColumns) {
+    Vec column[vectors];
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) column[v] = load(b + v * kLanes, AllLanes{});
+#pragma GCC unroll 8
+    for (int r = 0; r < kTileRows; ++r) {
+      const Vec row = broadcast(a[r * row_stride]);
+#pragma GCC unroll 3
+      for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add<T>(sum[r][v], row, column[v]);
+    }
+  }
+}
+
 // The top left rows x columns of a tile; `columns` lie in the first `vectors` vectors.
 // C [rows, columns] (+)= A [kTileRows, units] · B [units, kTileColumns], C's rows `stride` apart.
 template <class T, int vectors>
 void multiply_tile(int64_t units, const float* a, const float* b, float* c, int64_t stride, int64_t rows,
                    int64_t columns, bool accumulate) {
   Vec sum[kTileRows][vectors] = {};
-  for (int64_t u = 0; u < units; ++u, a += kTileRows, b += kTileColumns) {
-    Vec column[vectors];
-#pragma GCC unroll 3
-    for (int v = 0; v < vectors; ++v) column[v] = load(b + v * kLanes, AllLanes{});
-#pragma GCC unroll 8
-    for (int r = 0; r < kTileRows; ++r) {
-      const Vec row = broadcast(a[r]);
-#pragma GCC unroll 3
-      for (int v = 0; v < vectors; ++v) sum[r][v] = multiply_add<T>(sum[r][v], row, column[v]);
-    }
-  }
+  multiply_units<T>(units, a, 1, kTileRows, b, sum);
 
   const auto finish = [accumulate](float* p, Vec value, auto lanes) {
     store(p, accumulate ? load(p, lanes) + value : value, lanes);

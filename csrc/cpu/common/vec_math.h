@@ -34,6 +34,20 @@ inline Vec sqrt(Vec x) {
 #endif
 }
 
+template <int lanes, int... lane>
+float largest_lane(typename VectorOf<float, lanes>::type v, std::integer_sequence<int, lane...>) {
+  const auto lower = __builtin_shufflevector(v, v, lane...);
+  const auto upper = __builtin_shufflevector(v, v, (lane + lanes / 2)...);
+  const auto larger = lower > upper ? lower : upper;
+  if constexpr (lanes == 4)
+    return larger[0] > larger[1] ? larger[0] : larger[1];
+  else
+    return largest_lane<lanes / 2>(larger, std::make_integer_sequence<int, lanes / 4>{});
+}
+
+// The largest of all lanes, if none is NaN.
+inline float largest_lane(Vec v) { return largest_lane<kLanes>(v, std::make_integer_sequence<int, kLanes / 2>{}); }
+
 // 1 / x for x in [1, 2^126], to about one unit in the last place.
 inline Vec reciprocal(Vec x) {
 #if defined(__AVX512F__)
@@ -79,6 +93,38 @@ inline Vec exp_in_range(Vec x) {
 
 // e^x; 0 where that would be subnormal, and no more than e^87.3, the end of float's range.
 inline Vec exp(Vec x) { return x < kExpLowest ? Vec{} : exp_in_range(clamp_for_exp(x)); }
+
+// 2^x for x <= 127, to about one unit in the last place; 0 where that would be subnormal, NaN for NaN.
+inline Vec exp2(Vec x) {
+  constexpr float kRound = 12582912.0f, kLowest = -126.0f;  // adding 1.5 · 2^23 rounds to an integer
+  const Vec in_range = max(broadcast(kLowest), x);
+  const Vec shifted = in_range + kRound;
+  const Vec n = shifted - kRound;
+  const Vec f = in_range - n;  // exact, |f| <= 1/2
+
+  // 2^f: the minimax polynomial of degree 5 for the relative error, 7e-8.
+  Vec p = f * 0.0013276472f + 0.009675541f;
+  p = p * f + 0.05550713f;
+  p = p * f + 0.2402212f;
+  p = p * f + 0.69314694f;
+  p = p * f + 1.0f;
+  return x < kLowest ? Vec{} : scale_by_power_of_two(p, n, shifted);
+}
+
+// tanh(x) to about two units in the last place.
+inline Vec tanh(Vec x) {
+  // Near 0 the odd polynomial x p(x²), minimax for the relative error, 2e-9; elsewhere 1 - 2 / (e^2|x| + 1).
+  constexpr float kSmall = 0.6f, kSaturated = 9.1f;
+  const Vec magnitude = (Vec)((Bits32)x & 0x7fffffff), square = x * x;
+  Vec p = square * -0.005659989f + 0.020590989f;
+  p = p * square + -0.053721067f;
+  p = p * square + 0.13331127f;
+  p = p * square + -0.3333326f;
+  p = p * square + 1.0f;
+  const Vec large = 1.0f - 2.0f * reciprocal(exp_in_range(2.0f * min(broadcast(kSaturated), magnitude)) + 1.0f);
+  const Vec signed_large = (Vec)((Bits32)large | ((Bits32)x & 0x80000000));
+  return magnitude < kSmall ? x * p : signed_large;
+}
 
 // 1 / (1 + e^-x), no less than e^-87.3.
 inline Vec sigmoid(Vec x) { return reciprocal(1.0f + exp_in_range(-clamp_for_exp(x))); }

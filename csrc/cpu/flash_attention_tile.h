@@ -1,0 +1,177 @@
+// What the flash attention kernels share: tiles of scores, their products, and the memory that they live in.
+//
+// Scores are computed for a block of queries and a block of keys at a time. Only the part of it that the mask leaves
+// is: each strip of kTileRows queries has its own range of keys.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "common/gemm_pack.h"
+#include "common/vec_math.h"
+#include "flash_attention.h"
+
+namespace mindspeed::cpu::MINDSPEED_ISA {
+namespace {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+constexpr int64_t round_down(int64_t value, int64_t unit) { return value / unit * unit; }
+
+// Memory of one thread, handed out in pieces aligned to cache lines. Without a base it only counts.
+class Carver {
+ public:
+  explicit Carver(float* base) : base_(base) {}
+
+  float* take(int64_t floats) {
+    float* piece = base_ == nullptr ? nullptr : base_ + used_;
+    used_ += round_up(floats, 16);
+    return piece;
+  }
+
+  int64_t used() const { return used_; }
+
+ private:
+  float* base_;
+  int64_t used_ = 0;
+};
+
+class Workspace {
+ public:
+  explicit Workspace(int64_t floats)
+      : memory_(static_cast<float*>(std::aligned_alloc(64, std::max<int64_t>(64, floats * sizeof(float))))) {
+    if (memory_ == nullptr) std::abort();
+  }
+  ~Workspace() { std::free(memory_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  float* data() const { return memory_; }
+
+ private:
+  float* memory_;
+};
+
+// ---- Operands. A packed matrix is panels of `width` rows or columns, each panel_size(units, width) long.
+
+constexpr int64_t packed_size(int64_t strips, int64_t units, int width) {
+  return round_up(strips, width) / width * panel_size(units, width);
+}
+
+// What units are made of.
+template <class T>
+using Packed = std::conditional_t<kDepthPerUnit<T> == 2, T, float>;
+
+// The left operand of a product: row r's unit u is data[r * row_stride + u * unit_stride].
+struct LeftOperand {
+  const float* data;
+  int64_t row_stride, unit_stride;
+};
+
+// A tile of `vectors` vectors of columns; finish(row, vector, sum) takes each of the sums.
+template <class T, int vectors = kTileVectors, class Finish>
+void multiply(int64_t count, int64_t units, LeftOperand a, const float* b, Finish&& finish) {
+  if constexpr (vectors > 1)
+    if (count < vectors) return multiply<T, vectors - 1>(count, units, a, b, finish);
+  Vec sum[kTileRows][vectors] = {};
+  multiply_units<T>(units, a.data, a.row_stride, a.unit_stride, b, sum);
+#pragma GCC unroll 8
+  for (int r = 0; r < kTileRows; ++r)
+#pragma GCC unroll 3
+    for (int v = 0; v < vectors; ++v) finish(r, v, sum[r][v]);
+}
+
+// kTileRows rows of a product: which part of it to compute.
+struct Strip {
+  LeftOperand a;
+  IndexRange units, columns;
+};
+
+// Products of strips with a packed B of `columns` columns. strip(i) describes the strip i, finish(i, row, column, sum)
+// takes kLanes neighbouring sums of its row. Panels of B in the outer loop: each stays in the first-level cache.
+template <class T, class DescribeStrip, class Finish>
+void multiply_strips(int64_t strips, const float* b, int64_t panel, int64_t columns, DescribeStrip&& strip,
+                     Finish&& finish) {
+  for (int64_t first = 0; first < columns; first += kTileColumns, b += panel) {
+    for (int64_t i = 0; i < strips; ++i) {
+      const Strip part = strip(i);
+      const int64_t begin = std::max(first, round_down(part.columns.begin, kLanes));
+      const int64_t end = std::min(first + kTileColumns, part.columns.end);
+      if (begin >= end) continue;
+      const LeftOperand a = {part.a.data + part.units.begin * part.a.unit_stride, part.a.row_stride,
+                             part.a.unit_stride};
+      multiply<T>((end - begin + kLanes - 1) / kLanes, part.units.end - part.units.begin, a,
+                  b + part.units.begin * kTileColumns + begin - first,
+                  [&](int r, int v, Vec sum) { finish(i, r, begin + v * kLanes, sum); });
+    }
+  }
+}
+
+// ---- Scores.
+
+// The units that hold the elements of a range.
+template <class T>
+IndexRange units_around(IndexRange elements) {
+  return {elements.begin / kDepthPerUnit<T>, units_of<T>(elements.end)};
+}
+
+// Which keys of a block each strip of a block of queries sees: all that any of its queries does.
+struct StripKeys {
+  static constexpr int64_t kMaxStrips = 64;
+
+  int64_t strips;
+  IndexRange keys[kMaxStrips];  // relative to the block
+};
+
+inline IndexRange visible_in_block(const AttentionProblem& problem, const AttentionSequence& sequence, int64_t query,
+                                   IndexRange block) {
+  const IndexRange keys = clip(visible_keys(problem, sequence, query), block.begin, block.end);
+  return {keys.begin - block.begin, keys.end - block.begin};
+}
+
+inline StripKeys strip_keys(const AttentionProblem& problem, const AttentionSequence& sequence, IndexRange queries,
+                            IndexRange block) {
+  StripKeys strips = {round_up(queries.end - queries.begin, kTileRows) / kTileRows, {}};
+  for (int64_t i = 0; i < strips.strips; ++i) {
+    const int64_t first = queries.begin + i * kTileRows, last = std::min(first + kTileRows, queries.end) - 1;
+    strips.keys[i] = {visible_in_block(problem, sequence, first, block).begin,
+                      visible_in_block(problem, sequence, last, block).end};
+  }
+  return strips;
+}
+
+// How scores become exponents of 2: either by a factor or, where that is not enough, in place and then by log2(e).
+struct Exponents {
+  float factor, scale, softcap;
+  bool in_place;
+
+  explicit Exponents(const AttentionProblem& problem)
+      : scale(problem.scale), softcap(problem.softcap), in_place(softcap != 0.0f || !(scale > 0.0f)) {
+    factor = in_place ? kLog2E : scale * kLog2E;
+  }
+};
+
+// The scores of one query, from products q · k in [begin, end), whole vectors. Those outside `visible` become -inf.
+inline void finish_scores(const Exponents& exponents, float* scores, int64_t begin, int64_t end, IndexRange visible) {
+  if (exponents.in_place)
+    for (int64_t j = begin; j < end; j += kLanes) {
+      Vec score = load(scores + j, AllLanes{}) * exponents.scale;
+      if (exponents.softcap != 0.0f) score = exponents.softcap * tanh(score / exponents.softcap);
+      store(scores + j, score, AllLanes{});
+    }
+  constexpr float kMasked = -__builtin_inff();
+  for (int64_t j = begin; j < std::min(visible.begin, end); ++j) scores[j] = kMasked;
+  for (int64_t j = std::max(visible.end, begin); j < end; ++j) scores[j] = kMasked;
+}
+
+// Rows of half precision or float out of q, k, v and the like.
+template <class T>
+Matrix<T> rows_of(const AttentionInput& input, int64_t batch, int64_t token, int64_t head) {
+  const AttentionStrides& strides = input.strides;
+  const T* data = static_cast<const T*>(input.data);
+  return {data + batch * strides.batch + token * strides.token + head * strides.head, strides.token};
+}
+
+}  // namespace
+}  // namespace mindspeed::cpu::MINDSPEED_ISA
