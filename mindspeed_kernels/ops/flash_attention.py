@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from mindspeed_kernels import reference
+from mindspeed_kernels.ops._common import forbid_gradient, has_kernel, reference_gradients
 
 
 @overload
@@ -94,20 +95,33 @@ def flash_attention(
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit together.
     """
-    return reference.flash_attention(
+    if not has_kernel(q, k, v, sinks):
+        return reference.flash_attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            query_offsets=query_offsets,
+            return_logsumexp=return_logsumexp,
+        )
+    out, logsumexp = torch.ops.mindspeed.flash_attention_forward(
         q,
         k,
         v,
-        causal=causal,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        query_offsets=query_offsets,
-        return_logsumexp=return_logsumexp,
+        sinks,
+        *_sequences(cu_seqlens_q, cu_seqlens_k, query_offsets),
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        causal,
+        window,
+        softcap,
     )
+    return (out, logsumexp) if return_logsumexp else out
 
 
 @torch.no_grad()
@@ -126,7 +140,7 @@ def forward(
     query_offsets: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``(out, logsumexp)`` of :func:`flash_attention`, without a graph, for callers that differentiate themselves."""
-    out, logsumexp = reference.flash_attention(
+    return flash_attention(
         q,
         k,
         v,
@@ -140,7 +154,6 @@ def forward(
         query_offsets=query_offsets,
         return_logsumexp=True,
     )
-    return out, logsumexp
 
 
 @torch.no_grad()
@@ -168,7 +181,25 @@ def backward(
     calls to :func:`forward`, the gradients of the calls add up to those of one call with all keys. The gradient of
     sinks is then whole in each call, not a share: ask for it once.
     """
-    return reference.flash_attention_backward(
+    if not has_kernel(q, k, v, sinks):
+        return reference.flash_attention_backward(
+            grad_out,
+            grad_logsumexp,
+            q,
+            k,
+            v,
+            out,
+            logsumexp,
+            causal=causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            query_offsets=query_offsets,
+        )
+    *grads, grad_sinks = torch.ops.mindspeed.flash_attention_backward(
         grad_out,
         grad_logsumexp,
         q,
@@ -176,12 +207,106 @@ def backward(
         v,
         out,
         logsumexp,
-        causal=causal,
-        scale=scale,
-        window=window,
-        softcap=softcap,
-        sinks=sinks,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        query_offsets=query_offsets,
+        sinks,
+        *_sequences(cu_seqlens_q, cu_seqlens_k, query_offsets),
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        causal,
+        window,
+        softcap,
     )
+    return *grads, None if sinks is None else grad_sinks
+
+
+def _sequences(*arguments: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What is read while a kernel is set up lies in the host's memory."""
+    return tuple(None if t is None else t.cpu() for t in arguments)
+
+
+@torch.library.register_fake("mindspeed::flash_attention_forward")
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    query_offsets: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    *leading, num_heads, _ = q.shape  # [batch, seq] or [tokens]
+    logsumexp = q.new_empty((*leading[:-1], num_heads, leading[-1]), dtype=torch.float32)
+    return q.new_empty((*leading, num_heads, v.shape[-1])), logsumexp
+
+
+@torch.library.register_fake("mindspeed::flash_attention_backward")
+def _(
+    grad_out: Tensor,
+    grad_logsumexp: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    sinks: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_sinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), grad_sinks
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, query_offsets, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, query_offsets, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad_out: Tensor | None, grad_logsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, sinks, cu_seqlens_q, cu_seqlens_k, query_offsets, out, logsumexp = ctx.saved_tensors
+    scale, causal, window, softcap = ctx.options
+    constants = (None,) * 7
+    if torch.is_grad_enabled():  # create_graph=True
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+            return reference.flash_attention(
+                q,
+                k,
+                v,
+                causal=causal,
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                cu_seqlens_q=cu_seqlens_q,
+                cu_seqlens_k=cu_seqlens_k,
+                query_offsets=query_offsets,
+                return_logsumexp=True,
+            )
+
+        return *reference_gradients(attend, (q, k, v, sinks), (grad_out, grad_logsumexp)), *constants
+    if grad_out is None:
+        grad_out = out.new_zeros(()).expand_as(out)
+    *grads, grad_sinks = torch.ops.mindspeed.flash_attention_backward(
+        grad_out,
+        grad_logsumexp,
+        q,
+        k,
+        v,
+        out,
+        logsumexp,
+        sinks,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        query_offsets,
+        scale,
+        causal,
+        window,
+        softcap,
+    )
+    return *grads, None if sinks is None else grad_sinks, *constants
+
+
+torch.library.register_autograd("mindspeed::flash_attention_forward", _backward, setup_context=_setup)
+forbid_gradient("flash_attention_backward")

@@ -13,24 +13,31 @@ FLOAT32_EPS = torch.finfo(torch.float32).eps
 
 
 def assert_close(
-    actual: Tensor, expected: Tensor, name: str, *, roundings: int = 1, scale: float | None = None, terms: bool = False
+    actual: Tensor,
+    expected: Tensor,
+    name: str,
+    *,
+    roundings: int = 1,
+    scale: float | Tensor | None = None,
+    terms: bool | Tensor = False,
 ) -> None:
     """Compare with a float64 result.
 
     Args:
         roundings: how often the formula rounds to actual's dtype: each time by half a unit in the last place.
-        scale: the size of what was added up to the elements, to which float32's errors are relative: terms may cancel.
-            By default the largest element.
-        terms: whether the terms were rounded to actual's dtype as well as their sum.
+        scale: the size of what was added up to the elements, or to each, to which float32's errors are relative: terms
+            may cancel. By default the largest element.
+        terms: whether the terms were rounded to actual's dtype as well as their sum; or the size of those that were.
     """
     assert actual.shape == expected.shape, f"{name}: {actual.shape} instead of {expected.shape}"
     if actual.numel() == 0:
         return
     assert actual.isfinite().all(), f"{name} is not finite"
     scale = expected.abs().max().item() if scale is None else scale
+    terms = scale if terms is True else terms
     limits = torch.finfo(actual.dtype)
     half_unit = limits.eps / 2
-    rounding = roundings * half_unit * (expected.abs() + (scale if terms else 0.0))
+    rounding = roundings * half_unit * (expected.abs() + terms)
     allowed = 16 * FLOAT32_EPS * scale + rounding + half_unit * limits.tiny  # the last for subnormal numbers
     error = (actual.double() - expected).abs()
     worst = int((error - allowed).argmax())

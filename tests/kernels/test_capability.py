@@ -15,7 +15,14 @@ from mindspeed_kernels import _C
 LEVELS = ["default", "avx2", "avx512", "avx512_bf16", "amx"]
 TESTS = Path(__file__).parent
 OPERATOR_TESTS = [
-    str(TESTS / name) for name in ("test_rms_norm.py", "test_rotary.py", "test_swiglu.py", "test_conversion.py")
+    str(TESTS / name)
+    for name in (
+        "test_flash_attention.py",
+        "test_rms_norm.py",
+        "test_rotary.py",
+        "test_swiglu.py",
+        "test_conversion.py",
+    )
 ]
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma_attention
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as apply_interleaved
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
 from mindspeed_kernels import reference
@@ -44,14 +52,58 @@ def test_rotary(interleaved: bool) -> None:
         torch.testing.assert_close(actual, e, rtol=1e-12, atol=1e-12)
 
 
+def attention_inputs(**config: float) -> tuple[nn.Module, list[Tensor], Tensor]:
+    """What eager attention of transformers takes: a module's constants, q, k and v, an additive causal mask."""
+    module = nn.Module()
+    vars(module).update(num_key_value_groups=2, training=True, **config)
+    qkv = [torch.randn(2, heads, 9, 8).double() for heads in (4, 2, 2)]
+    return module, qkv, torch.full((9, 9), -torch.inf).double().triu(1)[None, None]
+
+
+@pytest.mark.parametrize(
+    ("eager", "options"),
+    [(llama_attention, {}), (gemma_attention, {"softcap": 0.7}), (gpt_oss_attention, {"sinks": True})],
+    ids=["llama", "gemma2", "gpt_oss"],
+)
+def test_flash_attention(eager, options) -> None:
+    torch.manual_seed(3)
+    module, qkv, mask = attention_inputs()
+    if options.get("sinks"):
+        options = {"sinks": torch.randn(4).double()}
+        module.sinks = options["sinks"]
+    expected, _ = eager(module, *qkv, mask, scaling=0.3, **{k: v for k, v in options.items() if k == "softcap"})
+    actual = reference.flash_attention(*(t.transpose(1, 2) for t in qkv), scale=0.3, **options)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)  # eager takes the softmax in float32
+
+
+def test_flash_attention_is_bottom_right_aligned() -> None:
+    """As scaled_dot_product_attention is with `causal_lower_right`."""
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 4, 5, 8).double(), *torch.randn(2, 2, 2, 9, 8).double()
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=causal_lower_right(5, 9), enable_gqa=True)
+    actual = reference.flash_attention(*(t.transpose(1, 2) for t in (q, k, v)))
+    torch.testing.assert_close(actual.transpose(1, 2), expected, rtol=1e-12, atol=1e-12)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, **options) -> Tensor:
+    """All that flash_attention returns, where it is finite."""
+    out, logsumexp = reference.flash_attention(q, k, v, sinks=sinks, return_logsumexp=True, **options)
+    return torch.cat((out.flatten(), logsumexp[logsumexp.isfinite()]))
+
+
 def test_gradients_of_the_definitions() -> None:
     torch.manual_seed(2)
     x, weight, cos = torch.randn(3, 6).double(), torch.randn(6).double(), torch.randn(1, 3, 4).double()
     q, k = torch.randn(1, 2, 3, 6).double(), torch.randn(1, 1, 3, 6).double()
+    attended = torch.randn(1, 3, 2, 2).double(), torch.randn(1, 3, 1, 2).double(), torch.randn(1, 3, 1, 3).double()
+    sinks, ends = torch.randn(2).double(), torch.tensor([0, 2, 3])
     for function, inputs in (
         (lambda x, r, w: reference.add_rms_norm(x, r, w, zero_centered=True), (x, x.flip(0), weight)),
         (lambda q, k: reference.rotary(q, k, cos, cos.flip(1), interleaved=True), (q, k)),
         (reference.swiglu, (x, x.flip(1))),
+        (partial(attend, window=2, softcap=2.0, query_offsets=torch.tensor([-1])), (*attended, sinks)),
+        (partial(attend, causal=False), attended),
+        (partial(attend, cu_seqlens_q=ends, cu_seqlens_k=ends), (*(t[0] for t in attended), sinks)),
     ):
         leaves = tuple(t.clone().requires_grad_() for t in inputs)
         assert torch.autograd.gradcheck(function, leaves)

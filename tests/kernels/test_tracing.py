@@ -21,8 +21,25 @@ def heads(*shape: int, **options) -> Tensor:
 
 
 HALF = torch.bfloat16
+QKV = (rand(2, 5, 4, 8), rand(2, 6, 2, 8), rand(2, 6, 2, 12))
+PACKED = tuple(t.detach().flatten(0, 1).requires_grad_() for t in QKV)
+ENDS = (torch.tensor([0, 3, 10]), torch.tensor([0, 6, 12]))
+ATTENDED = (rand(2, 5, 4, 12), rand(2, 4, 5), *QKV, rand(2, 5, 4, 12), rand(2, 4, 5))
 ROTATED = (heads(2, 4, 5, 8), heads(2, 2, 5, 8), rand(1, 5, 6, grad=False), rand(1, 5, 6, grad=False))
 CALLS = {
+    "flash_attention_forward": (OPS.flash_attention_forward, (*QKV, rand(4), None, None, None, 0.3, True, 3, 2.0)),
+    "flash_attention_forward, packed": (
+        OPS.flash_attention_forward,
+        (*PACKED, None, *ENDS, torch.tensor([1, -1]), 0.3, False, None, None),
+    ),
+    "flash_attention_backward": (
+        OPS.flash_attention_backward,
+        (*ATTENDED, rand(4, dtype=HALF), None, None, None, 0.3, True, 3, 2.0),
+    ),
+    "flash_attention_backward, packed": (
+        OPS.flash_attention_backward,
+        (rand(10, 4, 12), None, *PACKED, rand(10, 4, 12), rand(4, 10), None, *ENDS, None, 0.3, True, None, None),
+    ),
     "rms_norm": (OPS.rms_norm, (rand(2, 3, 8), rand(8), 1e-6, False, True)),
     "rms_norm without weight": (OPS.rms_norm, (rand(2, 3, 8), None, 1e-6, False, True)),
     "rms_norm, wider weight": (OPS.rms_norm, (rand(2, 3, 8, dtype=HALF), rand(8), 1e-6, True, True)),
@@ -52,7 +69,7 @@ CALLS = {
     ),
     "swiglu_backward, concatenated": (OPS.swiglu_backward, (rand(3, 4), rand(3, 8), None)),
 }
-NOT_DIFFERENTIABLE = ("rms_norm_backward", "swiglu_backward")
+NOT_DIFFERENTIABLE = ("flash_attention_backward", "rms_norm_backward", "swiglu_backward")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -81,9 +98,10 @@ class Block(torch.nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y = kernels.rms_norm(x, self.first)
-        q = k = y.unflatten(-1, (4, 8)).transpose(1, 2)
-        q, k = kernels.rotary(q, k, cos, sin)
-        y, total = kernels.rms_norm((q * k).transpose(1, 2).flatten(-2), self.second, residual=x)
+        q = y.unflatten(-1, (4, 8))  # [batch, seq, heads, head_dim]
+        q, k = (t.transpose(1, 2) for t in kernels.rotary(q.transpose(1, 2), q[..., :2, :].transpose(1, 2), cos, sin))
+        attended = kernels.flash_attention(q, k, k.flip(-1), window=4)
+        y, total = kernels.rms_norm(attended.flatten(-2), self.second, residual=x)
         return total + kernels.swiglu(self.project(y))
 
 
@@ -109,3 +127,6 @@ def test_other_devices_run_the_reference() -> None:
     assert kernels.rms_norm(x).shape == kernels.swiglu(x, x).shape == x.shape
     q, cos = torch.empty(2, 4, 5, 8, device="meta"), torch.empty(1, 5, 8, device="meta")
     assert kernels.rotary(q, q, cos, cos)[0].shape == q.shape
+    out, logsumexp = kernels.flash_attention(q, q, q, return_logsumexp=True)
+    assert out.shape == q.shape
+    assert logsumexp.shape == (2, 5, 4)

@@ -1,0 +1,492 @@
+"""flash_attention against attention over all scores at once: values, gradients, masks, packing, edge cases, errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mindspeed_kernels import flash_attention, reference
+from mindspeed_kernels.ops.flash_attention import backward, forward
+from tests.kernels.compare import FLOAT32_EPS, KERNEL_DTYPES, LAYOUTS, gradients, on_threads
+from tests.kernels.dense_attention import dense_attention, visible
+
+
+def randoms(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def ends(*lengths: int) -> Tensor:
+    """``cu_seqlens`` of sequences of these lengths."""
+    return torch.tensor([0, *itertools.accumulate(lengths)])
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, grads: list[Tensor], **options):
+    """``(out, logsumexp)`` and the gradients of q, k, v and sinks."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return flash_attention(q, k, v, sinks=sinks, return_logsumexp=True, **options)
+
+    return gradients(attend, (q, k, v) if sinks is None else (q, k, v, sinks), grads)
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None, layout: str = "contiguous", **options) -> None:
+    """Values and all gradients of one call, all of its tensors arranged in memory as told."""
+    arrange = LAYOUTS[layout]
+    logsumexp_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    grads = [torch.randn(*q.shape[:-1], v.shape[-1]).to(q.dtype), torch.randn(logsumexp_shape)]
+    outputs, input_grads = run(arrange(q), arrange(k), arrange(v), sinks, [arrange(g) for g in grads], **options)
+    dense_attention(q, k, v, sinks, *grads, **options).check(*outputs, input_grads)
+    assert all(t.dtype == q.dtype for t in (outputs[0], *input_grads[:3]))
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "seq_q", "seq_k", "heads", "kv_heads", "head_dim", "value_dim"),
+    [
+        (1, 1, 1, 1, 1, 1, 1),
+        (2, 63, 63, 6, 2, 64, 64),
+        (1, 65, 65, 6, 3, 128, 128),
+        (2, 97, 97, 6, 1, 72, 72),
+        (1, 33, 70, 7, 7, 104, 104),
+        (2, 70, 33, 2, 1, 63, 63),
+        (1, 40, 40, 2, 2, 192, 128),
+        (2, 30, 30, 2, 1, 256, 256),
+        (1, 130, 130, 2, 1, 80, 16),
+        (1, 1, 200, 4, 2, 20, 40),
+    ],
+)
+def test_values_and_gradients(dtype, batch, seq_q, seq_k, heads, kv_heads, head_dim, value_dim) -> None:
+    torch.manual_seed(0)
+    shapes = (batch, seq_q, heads, head_dim), (batch, seq_k, kv_heads, head_dim), (batch, seq_k, kv_heads, value_dim)
+    q, k, v = randoms(*shapes, dtype=dtype)
+    check(q, k, v)
+    check(q, k, v, causal=False)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("window", [None, 1, 5, 64, 1000])
+def test_options(dtype: torch.dtype, causal: bool, window: int | None) -> None:
+    torch.manual_seed(1)
+    q, k, v = randoms((2, 75, 4, 24), (2, 75, 2, 24), (2, 75, 2, 24), dtype=dtype)
+    sinks = torch.randn(4)
+    check(q, k, v, causal=causal, window=window)
+    check(q, k, v, sinks, causal=causal, window=window)
+    check(q, k, v, sinks, causal=causal, window=window, softcap=1.5, scale=0.7)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("offsets", [(0, 0), (64, 3), (-5, 40), (-70, 150), (33, -33)])
+def test_offsets(causal: bool, window: int | None, offsets: tuple[int, int]) -> None:
+    """Queries before, at, beyond the keys; the two sequences of a batch at different places."""
+    torch.manual_seed(2)
+    q, k, v = randoms((2, 66, 2, 16), (2, 70, 1, 16), (2, 70, 1, 16))
+    options = {"causal": causal, "window": window, "query_offsets": torch.tensor(offsets)}
+    check(q, k, v, **options)
+    check(q, k, v, torch.randn(2), **options)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("window", [None, 7])
+def test_packed(dtype: torch.dtype, index_dtype: torch.dtype, window: int | None) -> None:
+    torch.manual_seed(3)
+    q, k, v = randoms((150, 4, 32), (150, 2, 32), (150, 2, 48), dtype=dtype)
+    cu_seqlens = ends(1, 70, 0, 64, 15).to(index_dtype)
+    check(q, k, v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, window=window)
+    check(q, k, v, torch.randn(4), cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, window=window, causal=False)
+
+
+def test_packed_with_other_keys() -> None:
+    """Empty on one side or both, longer on either, shifted; and tokens that belong to no sequence."""
+    torch.manual_seed(4)
+    q, k, v = randoms((40, 2, 8), (60, 1, 8), (60, 1, 8))
+    options = {"cu_seqlens_q": ends(0, 9, 5, 0, 20) + 3, "cu_seqlens_k": ends(4, 0, 30, 0, 12) + 5}
+    for offsets in (None, torch.tensor([0, 3, -2, 1, 5])):
+        for causal in (True, False):
+            check(q, k, v, torch.randn(2), **options, query_offsets=offsets, causal=causal)
+            check(q, k, v, **options, query_offsets=offsets, causal=causal, window=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_call(data: st.DataObject) -> None:
+    draw = data.draw
+    dtype, layout = draw(st.sampled_from(KERNEL_DTYPES)), draw(st.sampled_from(sorted(LAYOUTS)))
+    kv_heads, group = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    head_dim, value_dim = draw(st.integers(1, 70)), draw(st.integers(1, 70))
+    options = {
+        "causal": draw(st.booleans()),
+        "window": draw(st.none() | st.integers(1, 100)),
+        "softcap": draw(st.none() | st.floats(0.5, 50)),
+        "scale": draw(st.none() | st.floats(0.01, 0.5)),
+    }
+    lengths = draw(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), min_size=1, max_size=4))
+    if draw(st.booleans()):
+        lengths_q, lengths_k = zip(*lengths, strict=True)
+        options |= {"cu_seqlens_q": ends(*lengths_q), "cu_seqlens_k": ends(*lengths_k)}
+        leading_q, leading_k, sequences = (sum(lengths_q),), (sum(lengths_k),), len(lengths)
+    else:
+        sequences = draw(st.integers(1, 2))
+        leading_q, leading_k = (sequences, lengths[0][0]), (sequences, lengths[0][1])
+    if draw(st.booleans()):
+        offsets = st.lists(st.integers(-90, 90), min_size=sequences, max_size=sequences)
+        options["query_offsets"] = torch.tensor(draw(offsets))
+    torch.manual_seed(draw(st.integers(0, 100)))
+    shapes = (
+        (*leading_q, kv_heads * group, head_dim),
+        (*leading_k, kv_heads, head_dim),
+        (*leading_k, kv_heads, value_dim),
+    )
+    q, k, v = randoms(*shapes, dtype=dtype)
+    check(q, k, v, torch.randn(kv_heads * group) if draw(st.booleans()) else None, layout, **options)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(dtype: torch.dtype, layout: str) -> None:
+    torch.manual_seed(5)
+    q, k, v = randoms((2, 21, 4, 24), (2, 21, 2, 24), (2, 21, 2, 40), dtype=dtype)
+    check(q, k, v, layout=layout)
+    cu_seqlens = ends(12, 9)
+    check(q[0], k[0], v[0], layout=layout, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+
+
+def test_views_of_one_projection() -> None:
+    """q, k and v as columns of one tensor, heads before positions as transformers has them."""
+    torch.manual_seed(6)
+    qkv = torch.randn(2, 8, 30, 16).transpose(1, 2)
+    check(*qkv.split((4, 2, 2), 2))
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+def test_expanded_gradient(dtype: torch.dtype) -> None:
+    """sum().backward() hands a gradient with one element of storage and strides of 0."""
+    torch.manual_seed(7)
+    q, k, v = (t.requires_grad_() for t in randoms((2, 35, 4, 16), (2, 35, 2, 16), (2, 35, 2, 16), dtype=dtype))
+    out, logsumexp = flash_attention(q, k, v, return_logsumexp=True)
+    (out.float().sum() + logsumexp.sum()).backward()
+    expected = dense_attention(q, k, v, None, torch.ones_like(out), torch.ones_like(logsumexp))
+    expected.check(out.detach(), logsumexp.detach(), (q.grad, k.grad, v.grad))
+
+
+def test_gradient_of_one_output() -> None:
+    torch.manual_seed(8)
+    q, k, v = randoms((1, 20, 2, 8), (1, 20, 1, 8), (1, 20, 1, 8))
+    zero_out, zero_logsumexp = torch.zeros(1, 20, 2, 8), torch.zeros(1, 2, 20)
+    for used in (0, 1):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        outputs = flash_attention(*leaves, return_logsumexp=True)
+        grad = torch.randn_like(outputs[used])
+        found = torch.autograd.grad(outputs[used], leaves, grad)
+        grads = (grad, zero_logsumexp) if used == 0 else (zero_out, grad)
+        dense_attention(q, k, v, None, *grads).check(outputs[0].detach(), outputs[1].detach(), found)
+
+
+def test_frozen_inputs_get_no_gradient() -> None:
+    q, k, v = randoms((1, 9, 2, 8), (1, 9, 1, 8), (1, 9, 1, 8))
+    flash_attention(q.requires_grad_(), k, v, sinks=torch.zeros(2)).sum().backward()
+    assert q.grad is not None
+    assert k.grad is None
+    assert v.grad is None
+
+
+@pytest.mark.parametrize("sinks_dtype", KERNEL_DTYPES, ids=str)
+def test_sinks_of_another_dtype(sinks_dtype: torch.dtype) -> None:
+    torch.manual_seed(9)
+    q, k, v = randoms((2, 20, 4, 8), (2, 20, 2, 8), (2, 20, 2, 8), dtype=torch.bfloat16)
+    check(q, k, v, torch.randn(4).to(sinks_dtype))
+
+
+def test_sinks_take_part_of_the_probability() -> None:
+    """One query, one key, logit 0: the sink takes half, and a sink of -inf nothing."""
+    q, k, v = torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 1, 4), torch.ones(1, 1, 1, 4)
+    out, logsumexp = flash_attention(q, k, v, sinks=torch.tensor([0.0, -torch.inf]), return_logsumexp=True)
+    torch.testing.assert_close(out[0, 0], torch.tensor([0.5, 1.0])[:, None].expand(2, 4))
+    torch.testing.assert_close(logsumexp[0, :, 0], torch.tensor([2.0, 1.0]).log())
+
+
+# ---- Masks.
+
+
+def test_windows_count_the_own_key() -> None:
+    """Uniform attention over values that are one-hot: the rows of out are the masks."""
+    q, v = torch.zeros(1, 6, 1, 4), torch.eye(6)[None, :, None]
+    k = torch.zeros(1, 6, 1, 4)
+
+    def counts(**options) -> list[int]:
+        return (flash_attention(q, k, v, **options)[0, :, 0] > 0).sum(-1).tolist()
+
+    assert counts() == [1, 2, 3, 4, 5, 6]
+    assert counts(window=3) == [1, 2, 3, 3, 3, 3]
+    assert counts(window=1) == [1] * 6
+    assert counts(causal=False) == [6] * 6
+    assert counts(causal=False, window=2) == [2, 3, 3, 3, 3, 2]
+    assert counts(window=3, query_offsets=torch.tensor([-2])) == [0, 0, 1, 2, 3, 3]
+
+
+def test_window_of_all_keys_is_no_window() -> None:
+    torch.manual_seed(10)
+    q, k, v = randoms((1, 70, 2, 16), (1, 70, 1, 16), (1, 70, 1, 16))
+    for window in (70, 71, 2**40):
+        assert torch.equal(flash_attention(q, k, v, window=window), flash_attention(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+def test_grouped_heads_share_keys(dtype: torch.dtype) -> None:
+    torch.manual_seed(11)
+    q, k, v = randoms((1, 50, 6, 16), (1, 50, 2, 16), (1, 50, 2, 16), dtype=dtype)
+    repeated = flash_attention(q, k.repeat_interleave(3, 2), v.repeat_interleave(3, 2))
+    assert torch.equal(flash_attention(q, k, v), repeated)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_blind_queries(dtype: torch.dtype, causal: bool) -> None:
+    """No key in sight: 0, -inf, and no gradient, even where the gradient of their logsumexp is not a number."""
+    torch.manual_seed(12)
+    q, k, v = randoms((1, 80, 2, 8), (1, 20, 1, 8), (1, 20, 1, 8), dtype=dtype)
+    options = {"causal": causal, "window": 3, "query_offsets": torch.tensor([-30])}
+    sees = visible(80, 20, -30, causal, 3).any(1)
+    assert not sees.all()
+    grads = [torch.randn(1, 80, 2, 8).to(dtype), torch.randn(1, 2, 80).masked_fill(~sees, torch.nan)]
+    (out, logsumexp), (grad_q, grad_k, grad_v) = run(q, k, v, None, grads, **options)
+    assert (out[:, ~sees] == 0).all()
+    assert (logsumexp[..., ~sees] == -torch.inf).all()
+    assert (grad_q[:, ~sees] == 0).all()
+    assert all(t.isfinite().all() for t in (out, grad_q, grad_k, grad_v))
+    expected = dense_attention(q, k, v, None, grads[0], grads[1].nan_to_num(0.0), **options)
+    expected.check(out, logsumexp, (grad_q, grad_k, grad_v))
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "seq_q", "seq_k"), [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)], ids=["batch", "q", "k", "both"]
+)
+def test_zero_sizes(dtype: torch.dtype, batch: int, seq_q: int, seq_k: int) -> None:
+    shapes = (batch, seq_q, 4, 8), (batch, seq_k, 2, 8), (batch, seq_k, 2, 8)
+    check(*randoms(*shapes, dtype=dtype))
+    check(*randoms(*shapes, dtype=dtype), torch.randn(4), causal=False)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+def test_extreme_logits(dtype: torch.dtype) -> None:
+    """Logits below every finite stand-in for -inf, and far apart: each query takes the value of its largest logit."""
+    size = 240.0  # of q and k; the logits are -size²·[1, 2, ...]
+    q = torch.full((1, 70, 1, 1), size, dtype=dtype)
+    k = -size * torch.arange(1, 71).to(dtype).view(1, 70, 1, 1)
+    v = torch.arange(1, 71).to(dtype).view(1, 70, 1, 1)
+    # float32 does not tell logsumexps apart that are closer than this, so neither are probabilities known better.
+    rtol = size**2 * FLOAT32_EPS + torch.finfo(dtype).eps
+    grads = [torch.ones(1, 70, 1, 1, dtype=dtype), torch.ones(1, 1, 70)]
+    (out, logsumexp), input_grads = run(q, k, v, None, grads, causal=False)
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=rtol, atol=0)
+    torch.testing.assert_close(logsumexp, torch.full((1, 1, 70), -(size**2)))
+    assert all(grad.isfinite().all() for grad in input_grads)
+    torch.testing.assert_close(input_grads[2][0, 0, 0, 0], torch.tensor(70.0, dtype=dtype), rtol=rtol, atol=0)
+    assert (input_grads[2][0, 1:] == 0).all()
+    # The other way round the last key that a query sees has the largest logit.
+    torch.testing.assert_close(flash_attention(q, -k, v), v, rtol=rtol, atol=0)
+
+
+def test_softcap_bounds_the_logits() -> None:
+    """The cap is applied before the mask, not to what is masked: with logits of 0, softmax stays uniform."""
+    q, k, v = torch.zeros(1, 5, 1, 3), torch.zeros(1, 5, 1, 3), torch.randn(1, 5, 1, 3)
+    _, logsumexp = flash_attention(q, k, v, softcap=2.0, return_logsumexp=True)
+    torch.testing.assert_close(logsumexp[0, 0], torch.arange(1.0, 6.0).log())
+    _, logsumexp = flash_attention(q + 100, k + 100, v, softcap=2.0, return_logsumexp=True)
+    torch.testing.assert_close(logsumexp[0, 0], torch.arange(1.0, 6.0).log() + 2.0)
+
+
+# ---- Packed sequences, and keys in several calls.
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+def test_packed_equals_separate(dtype: torch.dtype, causal: bool) -> None:
+    """Bit for bit, values and gradients."""
+    torch.manual_seed(13)
+    lengths = (33, 1, 90)
+    q, k, v, grad = randoms((124, 4, 16), (124, 2, 16), (124, 2, 16), (124, 4, 16), dtype=dtype)
+    cu_seqlens, sinks = ends(*lengths), torch.randn(4)
+    grads = [grad, torch.randn(4, 124)]
+    options = {"causal": causal, "window": 40}
+    together, grads_together = run(q, k, v, sinks, grads, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, **options)
+    for start, end in itertools.pairwise(cu_seqlens.tolist()):
+        part = [t[None, start:end] for t in (q, k, v)]
+        alone, grads_alone = run(*part, sinks, [grads[0][None, start:end], grads[1][None, :, start:end]], **options)
+        assert torch.equal(together[0][start:end], alone[0][0])
+        assert torch.equal(together[1][:, start:end], alone[1][0])
+        for a, b in zip(grads_together[:3], grads_alone[:3], strict=True):
+            assert torch.equal(a[start:end], b[0])
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+def test_documents_do_not_see_each_other(dtype: torch.dtype) -> None:
+    """Whatever happens in the first document does not move the second by one bit."""
+    torch.manual_seed(14)
+    q, k, v, grad = randoms((70, 2, 16), (70, 1, 16), (70, 1, 16), (70, 2, 16), dtype=dtype)
+    cu_seqlens = ends(31, 39)
+    results = []
+    for change in (0.0, 1.0, torch.nan):
+        changed = [torch.cat((t[:5] + change, t[5:])) for t in (q, k, v, grad)]
+        outputs, input_grads = run(
+            *changed[:3], None, [changed[3], torch.zeros(2, 70)], cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens
+        )
+        results.append((outputs[0][31:], outputs[1][:, 31:], *(g[31:] for g in input_grads)))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+@pytest.mark.parametrize("dtype", [*KERNEL_DTYPES, torch.float64], ids=str)
+@pytest.mark.parametrize("window", [None, 50])
+def test_keys_in_several_calls(dtype: torch.dtype, window: int | None) -> None:
+    """What ring context parallelism does: chunks of keys, merged by their logsumexp, and gradients that add up."""
+    torch.manual_seed(15)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    q, k, v, grad = randoms((1, 90, 4, 16), (1, 90, 2, 16), (1, 90, 2, 16), (1, 90, 4, 16), dtype=dtype)
+    sinks, grad_logsumexp = randoms((4,), (1, 4, 90), dtype=wide)
+    calls, parts = [], []
+    for start in (0, 30, 60):
+        # The first query sits `start` keys before the first key of this chunk.
+        options = {"window": window, "query_offsets": torch.tensor([-start]), "sinks": None if start else sinks}
+        calls.append((k[:, start : start + 30], v[:, start : start + 30], options))
+        parts.append(forward(q, *calls[-1][:2], **options))
+    logsumexp = torch.logsumexp(torch.stack([part.double() for _, part in parts]), 0)
+    out = sum(torch.exp(lse.double() - logsumexp).mT[..., None] * part for part, lse in parts).to(dtype)
+    logsumexp = logsumexp.to(wide)
+    found = [backward(grad, grad_logsumexp, q, k, v, out, logsumexp, **options) for k, v, options in calls]
+    grad_q = sum(grads[0].double() for grads in found).to(dtype)
+    grad_k, grad_v = (torch.cat([grads[n] for grads in found], 1) for n in (1, 2))
+    assert [grads[3] is None for grads in found] == [False, True, True]
+
+    expected = dense_attention(q, k, v, sinks, grad, grad_logsumexp, window=window)
+    if dtype != torch.float64:
+        expected.check(out, logsumexp, (grad_q, grad_k, grad_v, found[0][3]))
+        return
+    torch.testing.assert_close((out, logsumexp), (expected.out.value, expected.logsumexp))
+    for actual, e in zip((grad_q, grad_k, grad_v, found[0][3]), expected.grads.values(), strict=True):
+        torch.testing.assert_close(actual, e.value)
+
+
+# ---- The same numbers whatever the machine does.
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
+def test_thread_count_does_not_show(dtype: torch.dtype, packed: bool) -> None:
+    torch.manual_seed(16)
+    leading = (300,) if packed else (2, 150)
+    q, k, v, grad = randoms((*leading, 4, 32), (*leading, 2, 32), (*leading, 2, 32), (*leading, 4, 32), dtype=dtype)
+    options = {"cu_seqlens_q": ends(40, 200, 60), "cu_seqlens_k": ends(40, 200, 60)} if packed else {}
+    grads = [grad, torch.randn(4, 300) if packed else torch.randn(2, 4, 150)]
+    results = on_threads((1, 2, 3, 2), lambda: run(q, k, v, torch.ones(4), grads, **options))
+    for outputs, input_grads in results[1:]:
+        assert all(map(torch.equal, outputs + input_grads, results[0][0] + results[0][1]))
+
+
+def test_half_precision_rounds_once() -> None:
+    """One key: out is its value, unchanged, and its gradient the sum of the gradients of the queries, rounded once."""
+    torch.manual_seed(17)
+    q, k, v = randoms((1, 40, 1, 8), (1, 1, 1, 8), (1, 1, 1, 8), dtype=torch.bfloat16)
+    grads = [torch.randn(1, 40, 1, 8).bfloat16(), torch.zeros(1, 1, 40)]
+    (out, _), (_, _, grad_v) = run(q, k, v, None, grads, causal=False)
+    assert torch.equal(out, v.expand_as(out))
+    torch.testing.assert_close(grad_v, grads[0].float().sum(1, keepdim=True).bfloat16(), rtol=2**-8, atol=0)
+
+
+# ---- Derivatives beyond the first, float64, errors.
+
+
+def test_second_derivative() -> None:
+    torch.manual_seed(18)
+    inputs = randoms((1, 7, 2, 4), (1, 7, 1, 4), (1, 7, 1, 4), (2,))
+
+    def penalty(function: Callable, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        q, k, v, sinks = leaves = [t.to(dtype, copy=True).requires_grad_() for t in inputs]
+        out, logsumexp = function(q, k, v, sinks=sinks, window=5, softcap=3.0, return_logsumexp=True)
+        first = torch.autograd.grad(out.pow(3).sum() + logsumexp.square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    expected = penalty(reference.flash_attention, torch.float64)
+    for actual, e in zip(penalty(flash_attention, torch.float32), expected, strict=True):
+        torch.testing.assert_close(actual, e.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_backward_operator_cannot_be_differentiated_silently() -> None:
+    q, k, v = (t.requires_grad_() for t in randoms((1, 3, 1, 4), (1, 3, 1, 4), (1, 3, 1, 4)))
+    arguments = (None, None, None, None, 0.5, True, None, None)
+    out, logsumexp = torch.ops.mindspeed.flash_attention_forward(q, k, v, *arguments)
+    grad, *_ = torch.ops.mindspeed.flash_attention_backward(out, None, q, k, v, out, logsumexp, *arguments)
+    with pytest.raises(RuntimeError, match="flash_attention_backward has no derivative"):
+        grad.sum().backward()
+
+
+def test_operator_names_a_dtype_without_kernel() -> None:
+    q = torch.ones(1, 3, 1, 4, dtype=torch.float64)
+    with pytest.raises(
+        RuntimeError, match=r"flash_attention_forward: q must be float32, bfloat16 or float16, but is Double"
+    ):
+        torch.ops.mindspeed.flash_attention_forward(q, q, q, None, None, None, None, 0.5, True, None, None)
+
+
+def test_float64_is_exact() -> None:
+    q, k, v = (t.double() for t in randoms((1, 5, 2, 4), (1, 5, 1, 4), (1, 5, 1, 4)))
+    assert torch.equal(flash_attention(q, k, v), reference.flash_attention(q, k, v))
+
+
+BATCHED = ((2, 5, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8))
+PACKED = ((5, 4, 8), (6, 2, 8), (6, 2, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("shapes", "options", "named"),
+    [
+        (((2, 5, 4, 8), (2, 6, 2, 7), (2, 6, 2, 8)), {}, ["[2, 5, 4, 8]", "[2, 6, 2, 7]"]),
+        (((2, 5, 4, 8), (2, 6, 3, 8), (2, 6, 3, 8)), {}, ["multiple", "[2, 5, 4, 8]", "[2, 6, 3, 8]"]),
+        (((2, 5, 4, 8), (1, 6, 2, 8), (1, 6, 2, 8)), {}, ["[2, 5, 4, 8]", "[1, 6, 2, 8]"]),
+        (((2, 5, 4, 8), (2, 6, 2, 8), (2, 7, 2, 8)), {}, ["[2, 7, 2, 8]"]),
+        (((5, 4, 8), (6, 2, 8), (6, 2, 8)), {}, ["batch", "[5, 4, 8]"]),
+        (BATCHED, {"cu_seqlens_q": ends(5), "cu_seqlens_k": ends(6)}, ["tokens", "[2, 5, 4, 8]"]),
+        (PACKED, {"cu_seqlens_q": ends(5)}, ["cu_seqlens_q", "cu_seqlens_k"]),
+        (PACKED, {"cu_seqlens_q": ends(5), "cu_seqlens_k": ends(3, 3)}, ["cu_seqlens_k", "2", "3"]),
+        (PACKED, {"cu_seqlens_q": ends(6), "cu_seqlens_k": ends(6)}, ["cu_seqlens_q", "5"]),
+        (PACKED, {"cu_seqlens_q": ends(5), "cu_seqlens_k": ends(7)}, ["cu_seqlens_k", "6"]),
+        (PACKED, {"cu_seqlens_q": ends(5, -1), "cu_seqlens_k": ends(3, 3)}, ["cu_seqlens_q"]),
+        (PACKED, {"cu_seqlens_q": ends(5).float(), "cu_seqlens_k": ends(6)}, ["cu_seqlens_q"]),
+        (BATCHED, {"window": 0}, ["window", "0"]),
+        (BATCHED, {"softcap": 0.0}, ["softcap", "0"]),
+        (BATCHED, {"sinks": torch.zeros(2)}, ["sinks", "[4]", "[2]"]),
+        (BATCHED, {"query_offsets": torch.zeros(3, dtype=torch.int64)}, ["query_offsets", "2", "3"]),
+    ],
+)
+def test_errors_name_the_arguments(dtype: torch.dtype, shapes, options: dict, named: list[str]) -> None:
+    with pytest.raises(RuntimeError) as error:
+        flash_attention(*randoms(*shapes, dtype=dtype), **options)
+    message = str(error.value)
+    assert all(part in message for part in ("flash_attention", *named)), message
+
+
+def test_one_dtype() -> None:
+    q, k, v = randoms(*BATCHED)
+    with pytest.raises(RuntimeError, match="one dtype"):
+        flash_attention(q, k.bfloat16(), v)
+
+
+@pytest.mark.slow
+def test_more_elements_than_int32_counts() -> None:
+    """2^31 elements of output; the inputs are expanded, and a window of 4 keys keeps the work small."""
+    heads, head_dim, seq = 64, 64, 2**19 + 8
+    torch.manual_seed(19)
+    q, k, v = (torch.randn(1, 1, 1, head_dim).bfloat16().expand(1, seq, heads, head_dim) for _ in range(3))
+    out, logsumexp = flash_attention(q, k, v, window=4, return_logsumexp=True)
+    assert torch.equal(out[0, [0, 2**18, 2**19 - 1, 2**19, -1]], v[0, :5])
+    assert (logsumexp[..., 3:] == logsumexp[..., 3:4]).all()
