@@ -131,17 +131,23 @@ class TextChunks:
         return Chunk(input_ids, None, lengths, [1] * len(lengths), tally)
 
     def _text(self, spec: DatasetSpec, row: dict[str, Any] | RowError) -> str:
-        if isinstance(row, RowError):
-            raise row
-        column = spec.column("prompt") or "text"
-        if column not in row:
-            raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row))}")
-        text = row[column]
-        if not isinstance(text, str):
-            raise RowError(f"column {column!r} is not text but {type(text).__name__}")
+        text = read_text(spec, row)
         if not text.strip() and not self.llamafactory:
-            raise RowError(f"column {column!r} is blank")
+            raise RowError(f"column {spec.column('prompt')!r} is blank")
         return text
+
+
+def read_text(spec: DatasetSpec, row: dict[str, Any] | RowError) -> str:
+    """The text of a row; raises ``RowError`` where there is none."""
+    if isinstance(row, RowError):
+        raise row
+    column = spec.column("prompt") or "text"
+    if column not in row:
+        raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row))}")
+    text = row[column]
+    if not isinstance(text, str):
+        raise RowError(f"column {column!r} is not text but {type(text).__name__}")
+    return text
 
 
 def encode_chunks(

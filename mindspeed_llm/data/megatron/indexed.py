@@ -23,7 +23,7 @@ from mindspeed_llm.errors import DataError
 MAGIC = b"MMIDIDX\0\0"
 TOKEN_TYPES: dict[int, type[np.integer]] = {4: np.int32, 8: np.uint16}
 """NumPy type of the tokens by its number in the index."""
-_HEADER = struct.Struct("<9sQBQQ")
+HEADER = struct.Struct("<9sQBQQ")
 
 
 def index_path(prefix: str | Path) -> Path:
@@ -40,13 +40,13 @@ class IndexedTokens:
             if not path.is_file():
                 raise DataError(f"there is no {path}: an indexed data set is a pair of a .bin and an .idx file")
         dtype, count, bounds = _read_header(index)
-        expected = _HEADER.size + 12 * count + 8 * bounds
+        expected = HEADER.size + 12 * count + 8 * bounds
         if index.stat().st_size < expected:
             raise DataError(
                 f"{index} is cut off: {index.stat().st_size} bytes, {expected} for its {count} documents; copy it again"
             )
-        self.lengths: np.ndarray = np.memmap(index, "<i4", "r", _HEADER.size, (count,)) if count else np.zeros(0, "<i4")
-        offsets = np.memmap(index, "<i8", "r", _HEADER.size + 4 * count, (count,)) if count else np.zeros(0, "<i8")
+        self.lengths: np.ndarray = np.memmap(index, "<i4", "r", HEADER.size, (count,)) if count else np.zeros(0, "<i4")
+        offsets = np.memmap(index, "<i8", "r", HEADER.size + 4 * count, (count,)) if count else np.zeros(0, "<i8")
         stat = index.stat()
         self.name = Path(prefix).name
         self.identity = (str(index.resolve()), stat.st_size, stat.st_mtime_ns)
@@ -75,12 +75,12 @@ class IndexedTokens:
 
 def _read_header(path: Path) -> tuple[type[np.integer], int, int]:
     with path.open("rb") as file:
-        header = file.read(_HEADER.size)
+        header = file.read(HEADER.size)
     if header[: len(MAGIC)] != MAGIC:
         raise DataError(f"{path} is no index of Megatron: it begins with {header[: len(MAGIC)]!r}, not {MAGIC!r}")
-    if len(header) < _HEADER.size:
-        raise DataError(f"{path} is cut off within its header of {_HEADER.size} bytes; copy it again")
-    _, version, code, count, bounds = _HEADER.unpack(header)
+    if len(header) < HEADER.size:
+        raise DataError(f"{path} is cut off within its header of {HEADER.size} bytes; copy it again")
+    _, version, code, count, bounds = HEADER.unpack(header)
     if version != 1:
         raise DataError(f"{path} has version {version}; only version 1 is known")
     if code not in TOKEN_TYPES:
