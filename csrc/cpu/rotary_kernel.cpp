@@ -1,5 +1,8 @@
 #include "rotary.h"
 
+#include <type_traits>
+#include <utility>
+
 #include "common/vec.h"
 
 namespace mindspeed::cpu::MINDSPEED_ISA {
@@ -15,12 +18,28 @@ Vec swap_neighbours(Vec v, std::integer_sequence<int, lane...>) {
 // How one position turns: out[i] = cos[i] · x[i] + sin[i] · x[partner of i]. The partner is half of rotary_dim away, or
 // the neighbour where pairs are interleaved. Made once per position for all heads, with the signs in `sin`.
 struct Rotation {
-  alignas(64) float cos[Rotary::kMaxRotaryDim];
-  alignas(64) float sin[Rotary::kMaxRotaryDim];
+  float* cos;  // [rotary_dim]
+  float* sin;
+};
+
+// Memory for the rotations of a block. They lie close together: at distances of 4 KiB and more they would share a few
+// sets of the first-level cache and drive each other out of it.
+class Rotations {
+ public:
+  explicit Rotations(int64_t rotary_dim) : stride_((rotary_dim + 15) / 16 * 16) {}
+
+  Rotation operator[](int64_t position) {
+    float* cos = factors_ + position * 2 * stride_;
+    return {cos, cos + stride_};
+  }
+
+ private:
+  int64_t stride_;
+  alignas(64) float factors_[Rotary::kPositionsPerBlock * 2 * Rotary::kMaxRotaryDim];
 };
 
 template <class Angle>
-void prepare(const Rotary& args, const Angle* cos, const Angle* sin, Rotation& rotation) {
+void prepare(const Rotary& args, const Angle* cos, const Angle* sin, Rotation rotation) {
   const int64_t half = args.rotary_dim / 2;
   if (args.interleaved) {  // both of a pair turn by the angle in the first half
     const float sign = args.transposed ? -1.0f : 1.0f;
@@ -43,26 +62,91 @@ void prepare(const Rotary& args, const Angle* cos, const Angle* sin, Rotation& r
   });
 }
 
+// The heads of one position.
 template <class In, class Out>
-void rotate_row(const Rotary& args, const Rotation& rotation, const In* x, Out* y, bool past_cache) {
-  const float *cos = rotation.cos, *sin = rotation.sin;
-  const int64_t rotary_dim = args.rotary_dim, half = rotary_dim / 2;
-  if (args.interleaved) {
-    for_each_vector(rotary_dim, [&](int64_t i, auto lanes) {
-      const Vec v = load(x + i, lanes);
-      const Vec out = v * load(cos + i, lanes) + swap_neighbours(v, Lanes{}) * load(sin + i, lanes);
-      store(y + i, out, lanes, past_cache);
-    });
-  } else {
-    for_each_vector(half, [&](int64_t i, auto lanes) {
-      const Vec a = load(x + i, lanes), b = load(x + half + i, lanes);
-      store(y + i, a * load(cos + i, lanes) + b * load(sin + i, lanes), lanes, past_cache);
-      store(y + half + i, b * load(cos + half + i, lanes) + a * load(sin + half + i, lanes), lanes, past_cache);
-    });
-  }
-  for_each_vector(args.head_dim - rotary_dim, [&](int64_t i, auto lanes) {
-    store(y + rotary_dim + i, load(x + rotary_dim + i, lanes), lanes, past_cache);
+struct Heads {
+  int64_t count;
+  const In* in;
+  int64_t in_stride;  // from head to head, in elements
+  Out* out;
+  int64_t out_stride;
+  bool past_cache;
+};
+
+template <int count>
+using Vectors = std::integral_constant<int, count>;
+
+// Calls body(i, lanes, Vectors<n>) for runs of n vectors from element i on that together make [0, length). The longest
+// is half a head of 128 on AVX-512: rows are then read and written from end to end, and the registers hold all factors.
+template <class Body>
+void for_each_run(int64_t length, Body&& body) {
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= length; i += 4 * kLanes) body(i, AllLanes{}, Vectors<4>{});
+  // What is left of whole cache lines stays in one run: half a line written past the cache costs as much as a line
+  // read.
+  if (i + 2 * kLanes <= length) body(i, AllLanes{}, Vectors<2>{}), i += 2 * kLanes;
+  if (i + kLanes <= length) body(i, AllLanes{}, Vectors<1>{}), i += kLanes;
+  if (i < length) body(i, FirstLanes{length - i}, Vectors<1>{});
+}
+
+// The factors of a part of a position stay in registers from head to head: loading them for each head would cost more
+// than the rotation.
+template <class In, class Out>
+void rotate_halves(Rotation rotation, int64_t half, const Heads<In, Out>& heads) {
+  for_each_run(half, [&](int64_t i, auto lanes, auto vectors) {
+    constexpr int n = decltype(vectors)::value;
+    Vec cos_first[n], sin_first[n], cos_second[n], sin_second[n];
+    for (int v = 0; v < n; ++v) {
+      const int64_t first = i + v * kLanes, second = half + first;
+      cos_first[v] = load(rotation.cos + first, lanes), sin_first[v] = load(rotation.sin + first, lanes);
+      cos_second[v] = load(rotation.cos + second, lanes), sin_second[v] = load(rotation.sin + second, lanes);
+    }
+    for (int64_t head = 0; head < heads.count; ++head) {
+      const In* x = heads.in + head * heads.in_stride + i;
+      Out* y = heads.out + head * heads.out_stride + i;
+      Vec a[n], b[n];
+      for (int v = 0; v < n; ++v) a[v] = load(x + v * kLanes, lanes), b[v] = load(x + half + v * kLanes, lanes);
+      for (int v = 0; v < n; ++v)
+        store(y + v * kLanes, a[v] * cos_first[v] + b[v] * sin_first[v], lanes, heads.past_cache);
+      for (int v = 0; v < n; ++v)
+        store(y + half + v * kLanes, b[v] * cos_second[v] + a[v] * sin_second[v], lanes, heads.past_cache);
+    }
   });
+}
+
+template <class In, class Out>
+void rotate_neighbours(Rotation rotation, int64_t rotary_dim, const Heads<In, Out>& heads) {
+  for_each_run(rotary_dim, [&](int64_t i, auto lanes, auto vectors) {
+    constexpr int n = decltype(vectors)::value;
+    Vec cos[n], sin[n];
+    for (int v = 0; v < n; ++v) {
+      cos[v] = load(rotation.cos + i + v * kLanes, lanes);
+      sin[v] = load(rotation.sin + i + v * kLanes, lanes);
+    }
+    for (int64_t head = 0; head < heads.count; ++head) {
+      const In* x = heads.in + head * heads.in_stride + i;
+      Out* y = heads.out + head * heads.out_stride + i;
+      for (int v = 0; v < n; ++v) {
+        const Vec pairs = load(x + v * kLanes, lanes);
+        store(y + v * kLanes, pairs * cos[v] + swap_neighbours(pairs, Lanes{}) * sin[v], lanes, heads.past_cache);
+      }
+    }
+  });
+}
+
+template <class In, class Out>
+void rotate_position(const Rotary& args, Rotation rotation, const Heads<In, Out>& heads) {
+  if (args.interleaved) {
+    rotate_neighbours(rotation, args.rotary_dim, heads);
+  } else {
+    rotate_halves(rotation, args.rotary_dim / 2, heads);
+  }
+  for (int64_t head = 0; head < heads.count; ++head) {  // the rest passes through
+    const In* x = heads.in + head * heads.in_stride + args.rotary_dim;
+    Out* y = heads.out + head * heads.out_stride + args.rotary_dim;
+    for_each_vector(args.head_dim - args.rotary_dim,
+                    [&](int64_t i, auto lanes) { store(y + i, load(x + i, lanes), lanes, heads.past_cache); });
+  }
 }
 
 int64_t offset(const HeadStrides& strides, int64_t batch, int64_t head, int64_t position) {
@@ -71,19 +155,19 @@ int64_t offset(const HeadStrides& strides, int64_t batch, int64_t head, int64_t 
 
 // The heads of the positions [first, first + count), in the order in which they lie in memory.
 template <class In, class Out>
-void rotate(const Rotary& args, const Rotation* rotations, const RotaryHeads& heads, int64_t batch, int64_t first,
+void rotate(const Rotary& args, Rotations& rotations, const RotaryHeads& all, int64_t batch, int64_t first,
             int64_t count) {
-  const auto rotate_one = [&](int64_t head, int64_t i) {
-    const In* x = static_cast<const In*>(heads.in) + offset(heads.in_strides, batch, head, first + i);
-    Out* y = static_cast<Out*>(heads.out) + offset(heads.out_strides, batch, head, first + i);
-    rotate_row(args, rotations[i], x, y, heads.past_cache);
+  const auto rotate_heads = [&](int64_t head, int64_t heads, int64_t i) {
+    const In* x = static_cast<const In*>(all.in) + offset(all.in_strides, batch, head, first + i);
+    Out* y = static_cast<Out*>(all.out) + offset(all.out_strides, batch, head, first + i);
+    rotate_position(args, rotations[i],
+                    Heads<In, Out>{heads, x, all.in_strides.head, y, all.out_strides.head, all.past_cache});
   };
-  if (heads.in_strides.head < heads.in_strides.seq) {
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t head = 0; head < heads.count; ++head) rotate_one(head, i);
+  if (all.in_strides.head < all.in_strides.seq) {
+    for (int64_t i = 0; i < count; ++i) rotate_heads(0, all.count, i);
   } else {
-    for (int64_t head = 0; head < heads.count; ++head)
-      for (int64_t i = 0; i < count; ++i) rotate_one(head, i);
+    for (int64_t head = 0; head < all.count; ++head)
+      for (int64_t i = 0; i < count; ++i) rotate_heads(head, 1, i);
   }
 }
 
@@ -95,7 +179,7 @@ const Angle* angles_at(const RotaryAngles& angles, int64_t batch, int64_t positi
 }  // namespace
 
 void rotary_kernel(const Rotary& args, int64_t begin, int64_t end) {
-  Rotation rotations[Rotary::kPositionsPerBlock];
+  Rotations rotations(args.rotary_dim);
   for (int64_t block = begin; block < end; ++block) {
     const int64_t batch = block / args.blocks_per_sequence;
     const int64_t first = block % args.blocks_per_sequence * Rotary::kPositionsPerBlock;
