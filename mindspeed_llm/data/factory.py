@@ -190,6 +190,7 @@ class DataFactory:
             seed=seed,
             mix_strategy=data.mix_strategy if len(split.specs) > 1 else "concat",
             interleave_probs=data.interleave_probs,
+            fill_nulls=self.llamafactory and not is_text,
         )
         if data.val_size:
             selection.hold_out(data.val_size, seed, keep_held_out=split.is_held_out)

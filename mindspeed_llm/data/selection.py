@@ -9,6 +9,7 @@ import numpy as np
 
 from mindspeed_llm.data.conversation import RowError
 from mindspeed_llm.data.mixing import MixStrategy, mixed_order
+from mindspeed_llm.data.null_filling import NullFilled
 from mindspeed_llm.data.prepare import Item
 from mindspeed_llm.data.sources import Source, data_files, open_source
 from mindspeed_llm.data.specs import DatasetSpec
@@ -29,6 +30,7 @@ class Selection:
         seed: int,
         mix_strategy: MixStrategy = "concat",
         interleave_probs: Sequence[float] | None = None,
+        fill_nulls: bool = False,
     ) -> None:
         self.sources: list[tuple[DatasetSpec, Source]] = []
         selected = []
@@ -36,6 +38,8 @@ class Selection:
             addresses = []
             for file in data_files(spec.path):
                 source = open_source(file)
+                if fill_nulls:
+                    source = NullFilled(source)
                 addresses.append(np.stack([np.full(len(source), len(self.sources)), np.arange(len(source))], axis=1))
                 self.sources.append((spec, source))
             selected.append(_take(np.concatenate(addresses), spec.num_samples, max_samples, seed))

@@ -81,6 +81,20 @@ def check_batch(batch: dict[str, np.ndarray], expected: dict[str, Any], *, has_m
         assert np.array_equal(begins, (batch["position_ids"] == 0) & (segments > 0))
 
 
+@pytest.mark.parametrize("template", ["qwen3", "llama3"])
+def test_objects_in_openai_rows(template: str, prepare: Prepare, shared_tokenizer: PreTrainedTokenizerBase) -> None:
+    """Its loader gives every call the arguments of all other calls, as null, and every schema all properties."""
+    expected = json.loads((ORACLES / "openai_objects.json").read_text())["templates"][template]
+    rows = prepare("own_openai_objects", template=template, parity="llamafactory", cutoff_len=2048).train
+    assert [rows[index]["input_ids"].tolist() for index in range(len(rows))] == [row["input_ids"] for row in expected]
+    assert [rows[index]["labels"].tolist() for index in range(len(rows))] == [row["labels"] for row in expected]
+    assert '"商品": null' in shared_tokenizer.decode(rows[0]["input_ids"])
+
+    ours = prepare("own_openai_objects", template=template, cutoff_len=2048).train
+    assert len(ours) == len(rows)
+    assert all("null" not in shared_tokenizer.decode(ours[index]["input_ids"]) for index in range(len(ours)))
+
+
 def test_every_template_was_recorded() -> None:
     assert {template.name for template in BUILTIN} == set(TEMPLATES)
 

@@ -1,0 +1,57 @@
+"""Rows as LLaMA-Factory's loader hands them on: from a table, in which all objects at a place have the same keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mindspeed_llm.data.conversation import RowError
+from mindspeed_llm.data.sources import Row, Source
+
+_ITEMS = object()  # the key of the shape that all items of a list share
+_Shape = dict[Any, Any]  # by key, in the order in which keys were first seen
+
+
+class NullFilled:
+    """The rows of ``source``; keys that a row does not have are null. Reads all rows once beforehand."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._shape: _Shape = {}
+        for index in range(len(source)):
+            try:
+                _note(self._shape, source[index])
+            except RowError:
+                continue
+
+    @property
+    def path(self) -> Path:
+        return self._source.path
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Row:
+        row: Row = _fill(self._shape, self._source[index])
+        return row
+
+    def where(self, index: int) -> str:
+        return self._source.where(index)
+
+
+def _note(shape: _Shape, value: Any) -> None:
+    """Add the keys of a value, and of everything in it."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _note(shape.setdefault(key, {}), part)
+    elif isinstance(value, list):
+        for item in value:
+            _note(shape.setdefault(_ITEMS, {}), item)
+
+
+def _fill(shape: _Shape, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill(part, value.get(key)) for key, part in shape.items()}
+    if isinstance(value, list):
+        return [_fill(shape[_ITEMS], item) for item in value]
+    return value
