@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.models.skeleton import local_part, original_class
-from mindspeed_llm.parallel.structure import expert_modules, num_experts
+from mindspeed_llm.parallel.structure import expert_block, expert_modules, num_experts
 
 _BIAS = "e_score_correction_bias"
 
@@ -94,8 +94,7 @@ class BiasBalancing:
 
 def _bias_owner(model: nn.Module, experts: nn.Module) -> nn.Module | None:
     """The module with the bias, in the block that ``experts`` are in."""
-    block = next(module for module in model.modules() if experts in module.children())
-    for module in block.modules():
+    for module in expert_block(model, experts).modules():
         bias = getattr(module, _BIAS, None)
         if bias is not None and bias.numel() == num_experts(experts):
             return module

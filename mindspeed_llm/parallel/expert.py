@@ -60,9 +60,9 @@ def _forward(
 ) -> torch.Tensor:
     """The experts' forward on this rank's tokens: [tokens, hidden] -> [tokens, hidden]. Collective."""
     route = plan_route(top_k_index, num_experts(experts), group)
-    rows = dispatch(hidden_states, top_k_index.shape[-1], route, group)
-    rows = _compute(_local_view(experts, group.size()), rows, route.expert)
-    return combine(rows, top_k_weights, route, group).to(hidden_states.dtype)
+    rows, weights = dispatch(hidden_states, top_k_weights, route, group)
+    results = _compute(_local_view(experts, group.size()), rows, route.expert)
+    return combine(results, weights, top_k_index.shape[-1], route, group)
 
 
 def _compute(experts: nn.Module, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.parallel.mesh import Meshes
 from mindspeed_llm.parallel.patterns import match_modules
-from mindspeed_llm.parallel.structure import decoder_layers, has_tied_embeddings
+from mindspeed_llm.parallel.structure import decoder_layers, float32_routers, has_tied_embeddings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,20 +29,25 @@ def apply_fsdp(
 
     Tied embeddings stay in the root unit, where both ends of the model find the one parameter gathered. ``experts``,
     which ``apply_expert_parallel`` has spread over ranks, are units of their own on the expert mesh.
-    Parameters keep float32 masters; compute runs in ``param_dtype`` and reductions in ``reduce_dtype``.
+    Parameters keep float32 masters; compute runs in ``param_dtype`` and reductions in ``reduce_dtype``. Routers that
+    the architecture keeps in float32, as rounding would choose other experts, are units that compute in it.
     """
     policy = MixedPrecisionPolicy(param_dtype=DTYPES[parallel.param_dtype], reduce_dtype=DTYPES[parallel.reduce_dtype])
+    shard = partial(fully_shard, mesh=meshes.dense, ignored_params=_ignored_parameters(model, parallel, experts))
     for module in experts:
         _shard_experts(module, meshes, policy, parallel.reshard_after_forward)
-    shard = partial(
-        fully_shard, mesh=meshes.dense, mp_policy=policy, ignored_params=_ignored_parameters(model, parallel, experts)
-    )
-    units = [unit for unit in _units(model, parallel) if unit not in experts]
+    routers = float32_routers(model)
+    for module in routers:
+        shard(
+            module, mp_policy=replace(policy, param_dtype=None, cast_forward_inputs=False), reshard_after_forward=False
+        )
+    inner = [*routers, *experts]
+    units = [unit for unit in _units(model, parallel) if unit not in inner]
     for unit in units:
-        shard(unit, reshard_after_forward=parallel.reshard_after_forward)
-    shard(model, reshard_after_forward=False)
+        shard(unit, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward)
+    shard(model, mp_policy=policy, reshard_after_forward=False)
     _sum_gradients(model)
-    groups = [[unit, *(module for module in unit.modules() if module in experts)] for unit in units]
+    groups = [[unit, *(module for module in inner if module in set(unit.modules()))] for unit in units]
     _prefetch(groups, parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
 
 
@@ -104,7 +109,7 @@ def _sum_gradients(model: nn.Module) -> None:
 
 
 def _prefetch(groups: list[list[nn.Module]], forward: int, backward: int) -> None:
-    """Gather the next units while one computes. A group is a unit and the experts inside it: they come after it in the
+    """Gather the next units while one computes. A group is a unit and those inside it: they come after it in the
     forward and in the backward pass, while the groups swap their order."""
     there = [cast(FSDPModule, unit) for group in groups for unit in group]
     back = [cast(FSDPModule, unit) for group in reversed(groups) for unit in group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import cast
 
@@ -36,6 +37,25 @@ def expert_modules(model: nn.Module) -> list[nn.Module]:
 def num_experts(experts: nn.Module) -> int:
     """Experts in a module of ``expert_modules``, over all ranks."""
     return cast(int, experts.num_experts)
+
+
+def expert_block(model: nn.Module, experts: nn.Module) -> nn.Module:
+    """The module that ``experts`` are a child of; its other children route to them or are shared experts."""
+    return next(module for module in model.modules() if experts in module.children())
+
+
+def float32_routers(model: PreTrainedModel) -> list[nn.Module]:
+    """Modules next to a layer's experts that have parameters, all of which the architecture keeps in float32."""
+    patterns = model._keep_in_fp32_modules_strict or ()
+    strict = re.compile("|".join(rf"(^|\.){pattern}($|\.)" for pattern in patterns) or "$^")
+    names = {module: name for name, module in model.named_modules()}
+    return [
+        module
+        for experts in expert_modules(model)
+        for module in expert_block(model, experts).children()
+        if (parameters := [f"{names[module]}.{name}" for name, _ in module.named_parameters()])
+        and all(map(strict.search, parameters))
+    ]
 
 
 def _has_experts_interface(module: nn.Module) -> bool:

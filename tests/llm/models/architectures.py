@@ -12,8 +12,9 @@ _SIZES = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERTS = {
-    "num_experts": 3, "num_local_experts": 3, "n_routed_experts": 3, "num_experts_per_tok": 2,
+    **dict.fromkeys(_NUM_EXPERTS, 3), "num_experts_per_tok": 2,
     "moe_intermediate_size": 20, "n_shared_experts": 1, "shared_expert_intermediate_size": 12,
 }  # fmt: skip
 _LATENT = {
@@ -64,15 +65,16 @@ def make_large_model() -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **LARGE), dtype=torch.float32)
 
 
-def make_config(name: str) -> PreTrainedConfig:
+def make_config(name: str, num_experts: int = 3) -> PreTrainedConfig:
     base = name if name not in ("llama_tied", "llama_yarn", "llama_llama3") else "llama"
-    return AutoConfig.for_model(base, **(_SIZES | ARCHITECTURES[name]))
+    experts = {key: num_experts for key in _NUM_EXPERTS if key in ARCHITECTURES[name]}
+    return AutoConfig.for_model(base, **(_SIZES | ARCHITECTURES[name] | experts))
 
 
-def make_model(name: str, seed: int = 0) -> PreTrainedModel:
+def make_model(name: str, seed: int = 0, num_experts: int = 3) -> PreTrainedModel:
     """On the CPU, float32, as transformers alone makes it; no weight keeps a value that is the same everywhere."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(make_config(name), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(make_config(name, num_experts), dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)

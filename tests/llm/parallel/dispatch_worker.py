@@ -21,8 +21,8 @@ def run_case(case: str, distributed: Distributed, group: dist.ProcessGroup) -> l
     for tensor in (hidden, weights):
         tensor.requires_grad_()
     route = plan_route(index, NUM_EXPERTS, group)
-    rows = dispatch(hidden, TOP_K, route, group)
-    output = combine(experts_forward(rows, route.expert, stacked), weights, route, group)
+    rows, row_weights = dispatch(hidden, weights, route, group)
+    output = combine(experts_forward(rows, route.expert, stacked), row_weights, TOP_K, route, group)
     (output.sin() * torch.arange(output.shape[-1])).sum().backward()
     mine = {
         "output": output.detach(), "hidden": hidden.grad, "weights": weights.grad, "experts": stacked.grad,

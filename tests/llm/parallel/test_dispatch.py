@@ -22,7 +22,9 @@ def reference(case: str, ranks: int) -> list[dict]:
         rows = experts_forward(hidden.repeat_interleave(TOP_K, 0), index.flatten() * kept.flatten(), stacked)
         output = (rows.view(*index.shape, HIDDEN) * (weights * kept)[..., None]).sum(1)
         (output.sin() * torch.arange(output.shape[-1])).sum().backward()
-        sent = int((kept & (index // (NUM_EXPERTS // ranks) != rank)).sum())
+        # A token goes to a rank once, however many of its experts are there.
+        owners = [set(owners) - {rank, ranks} for owners in (index // (NUM_EXPERTS // ranks)).tolist()]
+        sent = sum(len(others) for others in owners)
         results.append({"output": output.detach(), "hidden": hidden.grad, "weights": weights.grad, "sent": sent})
     for result, own in zip(results, stacked.grad.chunk(ranks), strict=True):
         result["experts"] = own

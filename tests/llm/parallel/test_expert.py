@@ -4,9 +4,11 @@ Gradients are compared, not losses alone: AdamW hides a wrong scale of the exper
 """
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from tests.distributed import launch
 from tests.llm.parallel.test_equivalence import case, check
 
 LAYOUTS = {
@@ -41,3 +43,10 @@ def test_every_combination_equals_one_process(model, layout, tmp_path):
         for accumulation, packed, recompute in product((1, 3), (False, True), (False, True))
     ]
     check(cases, ranks, tmp_path)
+
+
+def test_architectures_equal_one_process():
+    """Latent and linear attention, an indexer, several streams of hidden states, transposed weights, ..."""
+    names = "qwen3_next gpt_oss mixtral minimax deepseek_v32 deepseek_v4 kimi_linear granitemoe"
+    finished = launch([str(Path(__file__).with_name("architectures_worker.py")), *names.split()], 2)
+    assert finished.returncode == 0, finished.stderr
