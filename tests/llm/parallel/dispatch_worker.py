@@ -3,6 +3,7 @@
 dispatch_worker.py OUTPUT.pt
 """
 
+import os
 import sys
 
 import torch
@@ -33,8 +34,12 @@ def run_case(case: str, distributed: Distributed, group: dist.ProcessGroup) -> l
     return everyone
 
 
-if __name__ == "__main__":
+def run_cases() -> dict[str, list]:
     with start() as distributed:
-        results = {case: run_case(case, distributed, dist.group.WORLD) for case in CASES}
-        if distributed.is_main:
-            torch.save(results, sys.argv[1])
+        return {case: run_case(case, distributed, dist.group.WORLD) for case in CASES}
+
+
+if __name__ == "__main__":
+    results = run_cases()
+    if os.environ["RANK"] == "0":
+        torch.save(results, sys.argv[1])
