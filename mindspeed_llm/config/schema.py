@@ -138,6 +138,8 @@ class DataConfig(Section):
             yield from self._contradictions_of_probs(self.interleave_probs)
         if self.val_size and self.eval_dataset is not None:
             yield "val_size", f"{self.val_size:g} and eval_dataset are both given; drop one"
+        if self.eval_on_each_dataset and self.eval_dataset is None:
+            yield "eval_on_each_dataset", "there is no eval_dataset whose data sets could be told apart"
         if self.val_size > 1 and self.val_size != int(self.val_size):
             yield "val_size", f"{self.val_size:g} is neither a fraction below 1 nor a whole number of rows"
         if self.mask_history and self.train_on_prompt:

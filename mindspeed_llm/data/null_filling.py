@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from mindspeed_llm.data.conversation import RowError
@@ -17,16 +16,13 @@ class NullFilled:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self.path = source.path
         self._shape: _Shape = {}
         for index in range(len(source)):
             try:
                 _note(self._shape, source[index])
             except RowError:
                 continue
-
-    @property
-    def path(self) -> Path:
-        return self._source.path
 
     def __len__(self) -> int:
         return len(self._source)

@@ -232,3 +232,12 @@ def test_max_tokens_per_batch_is_for_prepared_rows(load: Load, error: Error) -> 
         budget, "--data.data_manager_type=mg", "--training.stage=pt"
     )
     assert "does not go with training.parity: llamafactory" in error(budget, "--training.parity=llamafactory")
+
+
+def test_evaluating_each_data_set_needs_data_sets(load: Load, error: Error, folder: Path) -> None:
+    each = "--data.eval_on_each_dataset=true"
+    assert "there is no eval_dataset" in error(each)
+    assert "there is no eval_dataset" in error(each, "--data.val_size=0.1")
+    (folder / "data").mkdir()
+    (folder / "data" / "dataset_info.json").write_text("{}")
+    assert load(each, "--data.eval_dataset=a,b").data.eval_on_each_dataset

@@ -63,6 +63,7 @@ def test_equals_the_chatml_template(
     system: str | None, turns: int, prepare: Prepare, write_rows: WriteRows, shared_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """The tokenizer's own template is ChatML: the ids are those of our template, and of transformers itself."""
+    # LLaMA-Factory#10772, #3905: a template that is not the tokenizer's.
     history = [["Hi", "Hello"]] * (turns - 1)
     row = alpaca("How are you?", "Well.", history=history, system=system)
     entry = {"file_name": str(write_rows([row])), "columns": {"history": "history", "system": "system"}}
@@ -80,6 +81,7 @@ def test_equals_the_chatml_template(
 
 
 def test_answers_only_and_one_bos(tokenizer: PreTrainedTokenizerBase) -> None:
+    # OpenRLHF#393, trl#1400: a second bos; axolotl#3098: answers masked.
     tokenizer.chat_template = INST
     tokenizer.add_bos_token = True  # the template writes it already
     [document] = encode(tokenizer, TWO)
@@ -120,6 +122,7 @@ def test_a_template_that_forgets_thoughts_loses_none(tokenizer: PreTrainedTokeni
 
 
 def test_thinking_off_and_as_is(tokenizer: PreTrainedTokenizerBase) -> None:
+    # LLaMA-Factory#7905: an empty thought that the prompt supplies was trained on.
     tokenizer.chat_template = FORGETFUL
     off = encode(tokenizer, THOUGHTFUL, thinking=False)
     assert [trained(document, tokenizer) for document in off] == ["Hello<|im_end|>", "See you<|im_end|>"]
@@ -176,6 +179,7 @@ def test_what_the_template_refuses_is_a_bad_row(tokenizer: PreTrainedTokenizerBa
     ids=["writes no answers", "has no common beginning"],
 )
 def test_never_silently_without_labels(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    # trl#4201, transformers#34172: a template without generation marks gave masks of zeros.
     tokenizer.chat_template = template
     with pytest.raises(RowError, match="gives an answer no place after its prompt"):
         encode(tokenizer, TWO)

@@ -47,6 +47,7 @@ def test_no_mask_where_nothing_is_padded() -> None:
 
 
 def test_packed_rows_tell_documents_apart_by_position() -> None:
+    # torchtitan#4075: the last token of a document predicted the first of the next.
     batch = Collator(pad_token_id=9, pad_to_multiple=8)([row([1, 2, 3], [4, 5]), row([6, 7, 8, 1, 2, 3])])
     assert lists(batch) == {
         "input_ids": [[1, 2, 3, 4, 5, 9, 9, 9], [6, 7, 8, 1, 2, 3, 9, 9]],
@@ -59,11 +60,13 @@ def test_packed_rows_tell_documents_apart_by_position() -> None:
 
 
 def test_an_odd_cutoff_is_padded_everywhere() -> None:
+    # LLaMA-Factory#10782: ids were padded to a multiple of 8, positions not.
     batch = Collator(pad_token_id=0, pad_to_multiple=8)([row(list(range(1, 8)), list(range(1, 7)))])
     assert {tuple(value.shape) for value in batch.values()} == {(1, 16)}
 
 
 def test_a_rank_without_rows_gets_a_batch_without_targets() -> None:
+    # ColossalAI#5370: a mean over no target is not a number.
     batch = Collator(pad_token_id=9, pad_to_multiple=8)([])
     assert lists(batch) == {"input_ids": [[9] * 8], "labels": [[-100] * 8], "position_ids": [list(range(8))]}
     assert (batch.num_tokens, batch.num_unshifted_labels) == (0, 0)
@@ -132,6 +135,7 @@ A, B, C, D = [5, 6, 7, 8, 9], [10, 11, 12], [13, 14, 15, 16], [17, 18]
 
 
 def test_packed_documents_have_the_losses_of_separate_ones(model: Qwen3ForCausalLM) -> None:
+    # LLaMA-Factory#7318, functionary#265, nanoVLM#204: packs with other losses than their samples.
     separate = sum(loss_sum(model, [row(document)]) for document in (A, B, C, D))
     assert loss_sum(model, [row(A, B), row(C, D)]) == pytest.approx(separate, rel=1e-6)
     assert loss_sum(model, [row(A), row(B), row(C), row(D)]) == pytest.approx(separate, rel=1e-6)  # padded
@@ -144,6 +148,7 @@ def test_packed_documents_have_the_losses_of_separate_ones(model: Qwen3ForCausal
 
 
 def test_a_document_does_not_depend_on_the_others_in_its_batch(model: Qwen3ForCausalLM) -> None:
+    # axolotl#1375: in batches of several packed rows documents saw each other.
     collate = Collator(0, 8)
     one = logits(model, collate([row(A, B), row(C, D)]))
     other = logits(model, collate([row([50, *A[1:]], B), row(C, D)]))

@@ -55,6 +55,7 @@ def test_val_size_that_leaves_nothing(prepare: Prepare) -> None:
 
 
 def test_evaluation_data_has_the_masks_of_training_data(prepare: Prepare) -> None:
+    # LLaMA-Factory#5165: mask_history did not reach the evaluation data.
     data = prepare("own_sharegpt", eval_dataset="own_sharegpt", template="qwen3", mask_history=True)
     for index in range(len(data.train)):
         assert np.array_equal(data.eval["eval"][index]["labels"], data.train[index]["labels"])
@@ -84,6 +85,7 @@ def test_packed_rows_hold_the_same_documents(key: str, prepare: Prepare) -> None
 
 
 def test_every_packed_document_keeps_its_end(prepare: Prepare, write_rows: WriteRows) -> None:
+    # LLaMA-Factory#5599, #2761: models that never stop, as nothing in a pack taught them to.
     data = prepare(write_rows([alpaca("Hi", "There"), alpaca("Bye", "Then")]), template="chatml", packing=True)
     assert len(data.train) == 1
     assert (data.train[0]["labels"] == 962).sum() == 2
@@ -91,6 +93,7 @@ def test_every_packed_document_keeps_its_end(prepare: Prepare, write_rows: Write
 
 def test_pretraining_text(prepare: Prepare, write_rows: WriteRows, shared_tokenizer: PreTrainedTokenizerBase) -> None:
     """Rows are full but for the last, nothing is lost, and every text ends with eos and stands for itself."""
+    # LLaMA-Factory#8903, torchtitan#2560: texts packed for pretraining saw each other, positions ran on.
     texts = ["one two three " * 9, "四五六", "seven " * 30]
     data = prepare(write_rows([{"text": text} for text in texts]), stage="pt", cutoff_len=20)
     rows = [data.train[index] for index in range(len(data.train))]
@@ -159,6 +162,7 @@ def test_max_bad_rows(prepare: Prepare, write_rows: WriteRows) -> None:
 
 
 def test_no_usable_row_at_all_says_why(prepare: Prepare, write_rows: WriteRows) -> None:
+    # LLaMA-Factory#4236: all rows dropped, and nothing but their number told.
     path = write_rows([{"question": "Hi", "answer": "Ho"}] * 3)
     with pytest.raises(DataError) as error:
         prepare(path, template="chatml")
@@ -244,6 +248,7 @@ def _prepare_slowly(folder: Path, log: Path, seconds: float) -> None:
 
 
 def test_one_process_prepares_and_the_others_wait(tmp_path: Path) -> None:
+    # LLaMA-Factory#2424, MiniCPM-V#914: ranks that waited in a collective timed out.
     context = multiprocessing.get_context("fork")
     log = tmp_path / "log"
     ranks = [context.Process(target=_prepare_slowly, args=(tmp_path / "x", log, 0.5)) for _ in range(4)]

@@ -114,6 +114,7 @@ def test_llamafactory_quirks_of_the_openai_format() -> None:
 
 
 def test_messages_in_a_row_of_one_role_are_joined() -> None:
+    # LLaMA-Factory#2962: such conversations were refused.
     turns = [("human", "Hi"), ("human", "there"), ("gpt", "Hello"), ("gpt", "you")]
     row = {"conversations": [{"from": role, "value": text} for role, text in turns]}
     assert said(read_conversation(row, spec("sharegpt"))) == [("user", "Hi\nthere"), ("assistant", "Hello\nyou")]
@@ -122,6 +123,7 @@ def test_messages_in_a_row_of_one_role_are_joined() -> None:
 
 
 def test_blank_tools_are_no_tools() -> None:
+    # LLaMA-Factory#7547: a blank was read as JSON.
     row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}], "tools": " "}
     assert read_conversation(row, spec("sharegpt", columns={"tools": "tools"})).tools == ()
 

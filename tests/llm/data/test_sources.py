@@ -98,6 +98,7 @@ def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
 
 
 def test_broken_lines_are_named(tmp_path: Path) -> None:
+    # LLaMA-Factory#7016: a UnicodeDecodeError that named neither file nor line.
     path = tmp_path / "rows.jsonl"
     good = json.dumps(ROWS[0]).encode()
     path.write_bytes(good + b'\n\n{"instruction": \n{"instruction": "\xc0"}\n[1]\n' + good)
