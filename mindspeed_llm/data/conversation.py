@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 Role = Literal["user", "assistant", "tool"]
@@ -43,6 +43,14 @@ class Conversation:
     messages: tuple[Message, ...]
     system: str = ""
     tools: tuple[dict[str, Any], ...] = field(default=())
+
+    def without_ends(self, end: str) -> Conversation:
+        """Without the end token that answers may bring with them: the template writes it, once."""
+        messages = (
+            replace(message, content=message.content.removesuffix(end)) if message.role == "assistant" else message
+            for message in self.messages
+        )
+        return replace(self, messages=tuple(messages))
 
     def exchanges(self) -> Iterator[Exchange]:
         """The conversation as (prompts, answer) pairs; raises ``RowError`` if the roles do not alternate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -31,6 +32,8 @@ from mindspeed_llm.data.tokenise import Tokeniser
 from mindspeed_llm.data.tools import get_tool_format
 from mindspeed_llm.errors import ConfigError, DataError
 from mindspeed_llm.models.registry import import_plugins
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,11 @@ class DataFactory:
         quirks = None
         if self.llamafactory and stage == "sft" and (data.packing or data.neat_packing):
             quirks = Quirks(row_length=data.cutoff_len, leak=not data.neat_packing)
+            if quirks.leak:
+                logger.warning(
+                    "training.parity: llamafactory with data.packing: the samples of a row see each other, as they do "
+                    "there; data.neat_packing keeps them apart"
+                )
         return Data(
             train=prepared[0][0],
             eval={split.name: rows for split, (rows, _) in zip(splits[1:], prepared[1:], strict=True)},
@@ -243,23 +251,31 @@ class DataFactory:
             style=style,
         )
         encode: ConversationEncoder
+        end = self.tokenizer.eos_token or ""
         if data.template is None:
             encode = ChatTemplateEncoder(self.tokenizer, options, split_special_tokens=split_special_tokens)
         else:
             template = get_template(data.template)
             tokeniser = Tokeniser(self.tokenizer, eos=template.eos, split_special_tokens=split_special_tokens)
             encode = TemplateEncoder(template, tokeniser, options)
-        return ConversationChunks(encode, options, capacity if packs else None)
+            end = template.eos or end
+        if self.llamafactory or split_special_tokens:  # the data's text is then no token
+            end = ""
+        return ConversationChunks(encode, options, capacity if packs else None, end=end)
 
     def _text_encoder(self) -> TextChunks:
         """Documents end with the tokenizer's eos token, and begin with bos if it is a tokenizer that adds one."""
         end = "<|end_of_text|>" if self.llamafactory and self.config.data.template == "llama3" else None
         begins = getattr(self.tokenizer, "add_bos_token", False) and not self.llamafactory
+        split_special_tokens = self.config.model.split_special_tokens
+        are_tokens = not (self.llamafactory or split_special_tokens)  # what looks like them in the data's text
         return TextChunks(
-            Tokeniser(self.tokenizer, eos=end, split_special_tokens=self.config.model.split_special_tokens),
+            Tokeniser(self.tokenizer, eos=end, split_special_tokens=split_special_tokens),
             prefix=[SpecialToken("bos")] if begins else [],
             suffix=[SpecialToken("eos")],
             cutoff_len=self.config.data.cutoff_len,
+            begin=(self.tokenizer.bos_token or "") if begins and are_tokens else "",
+            end=(self.tokenizer.eos_token or "") if are_tokens else "",
             llamafactory=self.llamafactory,
         )
 

@@ -57,6 +57,8 @@ class ConversationChunks:
     encode: ConversationEncoder
     options: EncodeOptions
     capacity: int | None = None
+    end: str = ""
+    """The text of the token that ends answers; one that is part of an answer is not written twice."""
 
     def __call__(self, items: Sequence[Item]) -> Chunk:
         tally = Tally()
@@ -80,7 +82,8 @@ class ConversationChunks:
             try:
                 if isinstance(row, RowError):
                     raise row
-                conversations.append(read_conversation(row, spec, llamafactory=self.options.llamafactory))
+                conversation = read_conversation(row, spec, llamafactory=self.options.llamafactory)
+                conversations.append(conversation.without_ends(self.end))
                 places.append(where)
             except RowError as error:
                 tally.problems.append(Problem(where, str(error)))
@@ -112,6 +115,9 @@ class TextChunks:
     prefix: Sequence[Piece]
     suffix: Sequence[Piece]
     cutoff_len: int
+    begin: str = ""
+    end: str = ""
+    """The texts of the tokens around a document; those that it brings with it are not written twice."""
     llamafactory: bool = False
 
     def __call__(self, items: Sequence[Item]) -> Chunk:
@@ -134,7 +140,7 @@ class TextChunks:
         text = read_text(spec, row)
         if not text.strip() and not self.llamafactory:
             raise RowError(f"column {spec.column('prompt')!r} is blank")
-        return text
+        return text.removeprefix(self.begin).removesuffix(self.end)
 
 
 def read_text(spec: DatasetSpec, row: dict[str, Any] | RowError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import time
 from pathlib import Path
@@ -85,6 +86,38 @@ def test_what_a_cutoff_costs_is_told(
     assert ("rows cut off at cutoff_len" in data.report) == (not whole)
     assert len(row["input_ids"]) <= cutoff
     assert (row["labels"] == 962).sum() == whole  # the end of the answer
+
+
+@pytest.mark.parametrize("template", ["chatml", "default", "empty", None])
+def test_an_answer_that_brings_its_end_has_one(
+    template: str | None, prepare: Prepare, write_rows: WriteRows, shared_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    path = write_rows([alpaca("Hi", "There<|im_end|>"), alpaca("Hi", "There")])
+    data = prepare(path, template=template)
+    assert data.train[0]["input_ids"].tolist() == data.train[1]["input_ids"].tolist()
+    as_text = prepare(path, template="chatml", model={"split_special_tokens": True})
+    assert shared_tokenizer.decode(as_text.train[0]["input_ids"]).count("There<|im_end|><|im_end|>") == 1
+
+
+def test_a_text_that_brings_its_bounds_has_them_once(
+    prepare: Prepare, write_rows: WriteRows, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer.add_bos_token = True
+    path = write_rows([{"text": "<|begin_of_text|>Hi<|im_end|>"}, {"text": "Hi"}])
+    row = prepare(path, stage="pt", cutoff_len=64, tokenizer=tokenizer).train[0]
+    first, second = np.split(row["input_ids"], np.cumsum(row["lengths"])[:-1])
+    assert first.tolist() == second.tolist()
+    assert [(second == token).sum() for token in (963, 962)] == [1, 1]
+
+
+def test_a_leak_that_parity_asks_for_is_told(
+    prepare: Prepare, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("mindspeed_llm"), "propagate", True)
+    prepare("own_alpaca", template="chatml", parity="llamafactory", neat_packing=True)
+    assert not caplog.records
+    prepare("own_alpaca", template="chatml", parity="llamafactory", packing=True)
+    assert "the samples of a row see each other" in caplog.text
 
 
 def _prepare_in(folder: Path) -> None:
