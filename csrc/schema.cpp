@@ -31,5 +31,20 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
          " Tensor logsumexp, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? query_offsets,"
          " float scale, bool causal, int? window, float? softcap)"
          " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_sinks)");
+
+  define("grouped_gemm(Tensor x, Tensor weight, Tensor offsets, bool transposed) -> Tensor");
+  define("grouped_gemm_weight_gradient(Tensor grad_y, Tensor x, Tensor offsets, bool transposed) -> Tensor");
+  define("moe_permute(Tensor x, Tensor expert_index, int num_experts)"
+         " -> (Tensor x_sorted, Tensor offsets, Tensor source)");
+  define("moe_unpermute(Tensor y_sorted, Tensor source, Tensor? weights, int top_k) -> Tensor");
+  define("moe_unpermute_backward(Tensor grad, Tensor? y_sorted, Tensor source, Tensor? weights, int top_k)"
+         " -> (Tensor grad_y_sorted, Tensor grad_weights)");
+  define("fused_experts(Tensor x, Tensor top_k_index, Tensor top_k_weights, Tensor gate_up, Tensor? gate_up_bias,"
+         " Tensor down, Tensor? down_bias, bool transposed, bool interleaved, float alpha, float limit,"
+         " float up_offset) -> (Tensor y, Tensor z)");
+  define("fused_experts_backward(Tensor grad, Tensor z, Tensor x, Tensor top_k_index, Tensor top_k_weights,"
+         " Tensor gate_up, Tensor? gate_up_bias, Tensor down, Tensor? down_bias, bool transposed, bool interleaved,"
+         " float alpha, float limit, float up_offset) -> (Tensor grad_x, Tensor grad_top_k_weights, Tensor grad_gate_up,"
+         " Tensor grad_gate_up_bias, Tensor grad_down, Tensor grad_down_bias)");
 }
 // clang-format on

@@ -11,8 +11,21 @@ load_extension()  # before the modules below, which add gradients and shapes to 
 
 from mindspeed_kernels.ops.adamw import adamw_step_  # noqa: E402
 from mindspeed_kernels.ops.flash_attention import flash_attention  # noqa: E402
+from mindspeed_kernels.ops.fused_experts import fused_experts  # noqa: E402
+from mindspeed_kernels.ops.grouped_gemm import grouped_gemm  # noqa: E402
+from mindspeed_kernels.ops.moe_permute import moe_permute, moe_unpermute  # noqa: E402
 from mindspeed_kernels.ops.rms_norm import rms_norm  # noqa: E402
 from mindspeed_kernels.ops.rotary import rotary  # noqa: E402
 from mindspeed_kernels.ops.swiglu import swiglu  # noqa: E402
 
-__all__ = ["adamw_step_", "flash_attention", "rms_norm", "rotary", "swiglu"]
+__all__ = [
+    "adamw_step_",
+    "flash_attention",
+    "fused_experts",
+    "grouped_gemm",
+    "moe_permute",
+    "moe_unpermute",
+    "rms_norm",
+    "rotary",
+    "swiglu",
+]

@@ -3,9 +3,17 @@
 from collections.abc import Iterator
 
 from benchmarks.case import Case
-from benchmarks.operators import adamw, rms_norm, rotary, swiglu
+from benchmarks.operators import adamw, fused_experts, grouped_gemm, moe_unpermute, rms_norm, rotary, swiglu
 
-OPERATORS = {"adamw_step_": adamw, "rms_norm": rms_norm, "rotary": rotary, "swiglu": swiglu}
+OPERATORS = {
+    "adamw_step_": adamw,
+    "fused_experts": fused_experts,
+    "grouped_gemm": grouped_gemm,
+    "moe_unpermute": moe_unpermute,
+    "rms_norm": rms_norm,
+    "rotary": rotary,
+    "swiglu": swiglu,
+}
 
 
 def cases(op: str | None = None, substring: str = "") -> Iterator[Case]:

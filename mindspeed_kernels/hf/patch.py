@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mindspeed_kernels.hf import prove, rms_norm, rotary, swiglu
+from mindspeed_kernels.hf import experts, prove, rms_norm, rotary, swiglu
 from mindspeed_kernels.hf.prove import Proof
 from mindspeed_kernels.hf.replace import fuse, fusion_of
 from mindspeed_kernels.hf.report import Report, Site
 
 
 class Operator(Protocol):
-    """What a module of an operator (rms_norm.py, rotary.py, swiglu.py) has."""
+    """What a module of an operator (rms_norm.py, rotary.py, swiglu.py, experts.py) has."""
 
     name: str
 
@@ -29,13 +29,13 @@ class Operator(Protocol):
         ...
 
 
-OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (rms_norm, rotary, swiglu)}
+OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (rms_norm, rotary, swiglu, experts)}
 
 
 def apply(
     model: nn.Module, ops: Literal["auto"] | Iterable[str] = "auto", *, device: torch.device | None = None
 ) -> Report:
-    """Replace the RMSNorms, rotary embeddings and SwiGLUs of a Hugging Face model by fused operators, where proved.
+    """Replace RMSNorms, rotary embeddings, SwiGLUs and experts of a Hugging Face model by fused operators, if proved.
 
     Sites are found by structure, in any model. The original and the fused computation of each distinct kind of site run
     once, forward and backward, on small random inputs and weights, in float32 and bfloat16; the fused one is kept if
@@ -46,7 +46,7 @@ def apply(
 
     Args:
         model: any module; nothing is read but its structure, so its weights may be on the meta device.
-        ops: "auto" for all, or some of "rms_norm", "rotary", "swiglu".
+        ops: "auto" for all, or some of "rms_norm", "rotary", "swiglu", "experts".
         device: where to compare; by default where the module's parameters are, the CPU for those on the meta device.
 
     Returns:

@@ -326,6 +326,8 @@ class OptimizationConfig(Section):
     """Fused SwiGLU."""
     fix_router: Bool = False
     """Send tokens to all experts in turn, whatever the router says: equal loads, for benchmarks only."""
+    moe_grouped_gemm: Bool = True
+    """Fused experts: all of a layer's experts in grouped matrix products, tokens sorted by expert."""
 
 
 class Config(Section):

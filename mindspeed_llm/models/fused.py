@@ -20,4 +20,5 @@ def _switches(optimization: OptimizationConfig) -> dict[str, bool]:
         "rms_norm": optimization.use_fused_rmsnorm,
         "rotary": optimization.use_fused_rotary_pos_emb,
         "swiglu": optimization.use_fused_swiglu,
+        "experts": optimization.moe_grouped_gemm,
     }

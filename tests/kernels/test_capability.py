@@ -15,13 +15,16 @@ from mindspeed_kernels import _C
 LEVELS = ["default", "avx2", "avx512", "avx512_bf16", "amx"]
 TESTS = Path(__file__).parent
 OPERATOR_TESTS = [
-    str(TESTS / name)
+    str(TESTS / f"test_{name}.py")
     for name in (
-        "test_flash_attention.py",
-        "test_rms_norm.py",
-        "test_rotary.py",
-        "test_swiglu.py",
-        "test_conversion.py",
+        "conversion",
+        "flash_attention",
+        "fused_experts",
+        "grouped_gemm",
+        "moe_permute",
+        "rms_norm",
+        "rotary",
+        "swiglu",
     )
 ]
 

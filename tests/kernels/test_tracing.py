@@ -26,6 +26,11 @@ PACKED = tuple(t.detach().flatten(0, 1).requires_grad_() for t in QKV)
 ENDS = (torch.tensor([0, 3, 10]), torch.tensor([0, 6, 12]))
 ATTENDED = (rand(2, 5, 4, 12), rand(2, 4, 5), *QKV, rand(2, 5, 4, 12), rand(2, 4, 5))
 ROTATED = (heads(2, 4, 5, 8), heads(2, 2, 5, 8), rand(1, 5, 6, grad=False), rand(1, 5, 6, grad=False))
+OFFSETS = torch.tensor([2, 2, 4], dtype=torch.int32)
+SOURCE = torch.tensor([1, 3, 0, -1])  # two tokens, top 2
+ROUTED = (rand(5, 8), torch.tensor([[0, 2], [1, 0], [5, 2], [0, 1], [2, 1]]), rand(5, 2))
+EXPERTS = (*ROUTED, rand(3, 12, 8), None, rand(3, 8, 6), None, False, False, 1.0, float("inf"), 0.0)
+GPT_OSS_EXPERTS = (*ROUTED, rand(3, 8, 12), rand(3, 12), rand(3, 6, 8), rand(3, 8), True, True, 1.7, 7.0, 1.0)
 CALLS = {
     "flash_attention_forward": (OPS.flash_attention_forward, (*QKV, rand(4), None, None, None, 0.3, True, 3, 2.0)),
     "flash_attention_forward, packed": (
@@ -40,6 +45,21 @@ CALLS = {
         OPS.flash_attention_backward,
         (rand(10, 4, 12), None, *PACKED, rand(10, 4, 12), rand(4, 10), None, *ENDS, None, 0.3, True, None, None),
     ),
+    "fused_experts": (OPS.fused_experts, EXPERTS),
+    "fused_experts with biases": (OPS.fused_experts, GPT_OSS_EXPERTS),
+    "fused_experts_backward": (OPS.fused_experts_backward, (rand(5, 8), rand(10, 12), *EXPERTS)),
+    "fused_experts_backward with biases": (
+        OPS.fused_experts_backward,
+        (rand(5, 8), rand(10, 12), *GPT_OSS_EXPERTS),
+    ),
+    "grouped_gemm": (OPS.grouped_gemm, (rand(5, 8), rand(3, 6, 8), OFFSETS, False)),
+    "grouped_gemm, transposed": (OPS.grouped_gemm, (rand(5, 8), rand(3, 8, 6), OFFSETS, True)),
+    "grouped_gemm_weight_gradient": (OPS.grouped_gemm_weight_gradient, (rand(5, 6), rand(5, 8), OFFSETS, False)),
+    "moe_permute": (OPS.moe_permute, (rand(3, 8), torch.tensor([[0, 2], [1, 0], [5, 2]]), 3)),
+    "moe_unpermute": (OPS.moe_unpermute, (rand(4, 8), SOURCE, rand(2, 2), 2)),
+    "moe_unpermute without weights": (OPS.moe_unpermute, (rand(4, 8), SOURCE, None, 2)),
+    "moe_unpermute_backward": (OPS.moe_unpermute_backward, (rand(2, 8), rand(4, 8), SOURCE, rand(2, 2), 2)),
+    "moe_unpermute_backward without weights": (OPS.moe_unpermute_backward, (rand(2, 8), None, SOURCE, None, 2)),
     "rms_norm": (OPS.rms_norm, (rand(2, 3, 8), rand(8), 1e-6, False, True)),
     "rms_norm without weight": (OPS.rms_norm, (rand(2, 3, 8), None, 1e-6, False, True)),
     "rms_norm, wider weight": (OPS.rms_norm, (rand(2, 3, 8, dtype=HALF), rand(8), 1e-6, True, True)),
@@ -69,7 +89,13 @@ CALLS = {
     ),
     "swiglu_backward, concatenated": (OPS.swiglu_backward, (rand(3, 4), rand(3, 8), None)),
 }
-NOT_DIFFERENTIABLE = ("flash_attention_backward", "rms_norm_backward", "swiglu_backward")
+NOT_DIFFERENTIABLE = (
+    "flash_attention_backward",
+    "fused_experts_backward",
+    "moe_unpermute_backward",
+    "rms_norm_backward",
+    "swiglu_backward",
+)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -95,6 +121,8 @@ class Block(torch.nn.Module):
         super().__init__()
         self.first, self.second = torch.nn.Parameter(torch.rand(32)), torch.nn.Parameter(torch.rand(32))
         self.project = torch.nn.Linear(32, 64)
+        self.router, self.experts = torch.nn.Linear(32, 3), torch.nn.Parameter(torch.rand(3, 32, 32) / 32)
+        self.gate_up = torch.nn.Parameter(torch.rand(3, 64, 32) / 32)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y = kernels.rms_norm(x, self.first)
@@ -102,7 +130,14 @@ class Block(torch.nn.Module):
         q, k = (t.transpose(1, 2) for t in kernels.rotary(q.transpose(1, 2), q[..., :2, :].transpose(1, 2), cos, sin))
         attended = kernels.flash_attention(q, k, k.flip(-1), window=4)
         y, total = kernels.rms_norm(attended.flatten(-2), self.second, residual=x)
-        return total + kernels.swiglu(self.project(y))
+        total = total + kernels.swiglu(self.project(y))
+        tokens = total.flatten(0, 1)
+        weights, index = self.router(tokens).softmax(-1).topk(2)
+        x_sorted, offsets, source = kernels.moe_permute(tokens, index, 3)
+        y_sorted = kernels.grouped_gemm(x_sorted, self.experts, offsets)
+        tokens = kernels.moe_unpermute(y_sorted, source, weights)
+        tokens = kernels.fused_experts(tokens, index, weights, self.gate_up, self.experts)
+        return total + tokens.view_as(total)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

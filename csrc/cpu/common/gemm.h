@@ -5,6 +5,7 @@
 #pragma once
 
 #include <new>
+#include <type_traits>
 
 #include "gemm_pack.h"
 
@@ -18,23 +19,26 @@ constexpr int64_t kBlockUnits = 512;
 constexpr int64_t kBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockColumns = 1056 / kTileColumns * kTileColumns;
 
-// The memory that one thread packs operands into. A kernel makes one for all its products.
-class GemmBuffers {
+// Floats in the memory of one kernel call, aligned to cache lines.
+class FloatBuffer {
  public:
-  GemmBuffers() : memory_(static_cast<float*>(::operator new((kA + kB) * sizeof(float), kAlignment))) {}
-  ~GemmBuffers() { ::operator delete(memory_, kAlignment); }
-  GemmBuffers(const GemmBuffers&) = delete;
-  GemmBuffers& operator=(const GemmBuffers&) = delete;
+  explicit FloatBuffer(int64_t size)
+      : data_(static_cast<float*>(::operator new(static_cast<size_t>(size) * sizeof(float), kAlignment))) {}
+  ~FloatBuffer() { ::operator delete(data_, kAlignment); }
+  FloatBuffer(const FloatBuffer&) = delete;
+  FloatBuffer& operator=(const FloatBuffer&) = delete;
 
-  float* a() const { return memory_; }
-  float* b() const { return memory_ + kA; }
+  float* data() const { return data_; }
 
  private:
   static constexpr std::align_val_t kAlignment{64};
-  static constexpr int64_t kA = kBlockRows / kTileRows * panel_size(kBlockUnits, kTileRows);
-  static constexpr int64_t kB = kBlockColumns / kTileColumns * panel_size(kBlockUnits, kTileColumns);
+  float* data_;
+};
 
-  float* memory_;
+// What one thread packs operands into. A kernel makes one for all its products.
+struct GemmBuffers {
+  FloatBuffer a{kBlockRows / kTileRows * panel_size(kBlockUnits, kTileRows)};
+  FloatBuffer b{kBlockColumns / kTileColumns * panel_size(kBlockUnits, kTileColumns)};
 };
 
 // The packed blocks' part of C.
@@ -69,14 +73,28 @@ void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
     const int64_t columns = std::min(block_columns, n - j);
     for (int64_t d = 0; d < k; d += block_depth) {
       const int64_t depth = std::min(block_depth, k - d), units = units_of<T>(depth);
-      pack<T, kTileColumns>(b.from(d, j).transpose(), columns, depth, buffers.b());
+      pack<T, kTileColumns>(b.from(d, j).transpose(), columns, depth, buffers.b.data());
       for (int64_t i = 0; i < m; i += block_rows) {
         const int64_t rows = std::min(block_rows, m - i);
-        pack<T, kTileRows>(a.from(i, d), rows, depth, buffers.a());
-        multiply_blocks<T>(rows, columns, units, buffers.a(), buffers.b(), c + i * stride + j, stride,
+        pack<T, kTileRows>(a.from(i, d), rows, depth, buffers.a.data());
+        multiply_blocks<T>(rows, columns, units, buffers.a.data(), buffers.b.data(), c + i * stride + j, stride,
                            accumulate || d > 0);
       }
     }
+  }
+}
+
+// C [m, n] = A [m, k] · B [k, n] rounded to T, by way of `sums` [m, n] unless T is float.
+template <class T>
+void gemm_rounded(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, T* c, int64_t stride,
+                  float* sums, const GemmBuffers& buffers) {
+  if constexpr (std::is_same_v<T, float>) {
+    gemm(m, n, k, a, b, c, stride, false, buffers);
+  } else {
+    gemm(m, n, k, a, b, sums, n, false, buffers);
+    for (int64_t i = 0; i < m; ++i)
+      for_each_vector(n,
+                      [&](int64_t j, auto lanes) { store(c + i * stride + j, load(sums + i * n + j, lanes), lanes); });
   }
 }
 

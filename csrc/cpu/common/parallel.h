@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #include "dispatch.h"
@@ -23,6 +24,17 @@ void run_parallel(const KernelTable<Arguments>& kernel, int64_t count, int64_t e
 #ifdef MINDSPEED_X86
     __builtin_ia32_sfence();  // stores past the cache are not ordered: finish them before the threads meet
 #endif
+  });
+}
+
+// The same for large items of unequal cost: a thread takes the next one whenever it has finished one.
+template <class Arguments>
+void run_dynamic(const KernelTable<Arguments>& kernel, int64_t count, const Arguments& arguments) {
+  Kernel<Arguments>& run = *kernel;
+  std::atomic<int64_t> next{0};
+  const int64_t threads = std::min<int64_t>(count, torch::stable::get_num_threads());
+  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) run(arguments, i, i + 1);
   });
 }
 
