@@ -44,7 +44,8 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
          " float up_offset) -> (Tensor y, Tensor z)");
   define("fused_experts_backward(Tensor grad, Tensor z, Tensor x, Tensor top_k_index, Tensor top_k_weights,"
          " Tensor gate_up, Tensor? gate_up_bias, Tensor down, Tensor? down_bias, bool transposed, bool interleaved,"
-         " float alpha, float limit, float up_offset) -> (Tensor grad_x, Tensor grad_top_k_weights, Tensor grad_gate_up,"
-         " Tensor grad_gate_up_bias, Tensor grad_down, Tensor grad_down_bias)");
+         " float alpha, float limit, float up_offset, bool parameter_gradients) -> (Tensor grad_x,"
+         " Tensor grad_top_k_weights, Tensor grad_gate_up, Tensor grad_gate_up_bias, Tensor grad_down,"
+         " Tensor grad_down_bias)");
 }
 // clang-format on

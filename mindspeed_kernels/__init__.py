@@ -16,6 +16,7 @@ from mindspeed_kernels.ops.grouped_gemm import grouped_gemm  # noqa: E402
 from mindspeed_kernels.ops.moe_permute import moe_permute, moe_unpermute  # noqa: E402
 from mindspeed_kernels.ops.rms_norm import rms_norm  # noqa: E402
 from mindspeed_kernels.ops.rotary import rotary  # noqa: E402
+from mindspeed_kernels.ops.route import route  # noqa: E402
 from mindspeed_kernels.ops.swiglu import swiglu  # noqa: E402
 
 __all__ = [
@@ -27,5 +28,6 @@ __all__ = [
     "moe_unpermute",
     "rms_norm",
     "rotary",
+    "route",
     "swiglu",
 ]

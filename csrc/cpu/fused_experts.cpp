@@ -166,7 +166,7 @@ std::tuple<Tensor, Tensor> fused_experts(const Tensor& x, const Tensor& index, c
   Tensor h = empty(experts.shape_of(size), x.scalar_type());
   const StackedWeights gate_up_matrices(gate_up, transposed), down_matrices(down, transposed);
   const std::vector<GroupBlock> blocks = experts.groups.blocks_of_rows(size);
-  run_dynamic(experts_forward_kernel, blocks.size(),
+  run_dynamic(fused_experts_forward_kernel, blocks.size(),
               ExpertsForward{
                   .type = experts.type,
                   .hidden = experts.hidden,
@@ -212,13 +212,11 @@ Tensor weight_gradient(const Experts& experts, Factor grad, Factor input) {
   return gradient;
 }
 
-// The gradient of a bias: the sum of each expert's rows; empty if there is no bias.
-Tensor bias_gradient(const Experts& experts, const std::optional<Tensor>& bias, const Factor& grad,
-                     const float* weight) {
-  if (!bias) return empty({0}, ScalarType::Float);
-  Tensor sums = empty(sizes_of(*bias), ScalarType::Float);
+// The gradient of a bias: the sum of each expert's rows.
+Tensor bias_gradient(const Experts& experts, const Tensor& bias, const Factor& grad, const float* weight) {
+  Tensor sums = empty(sizes_of(bias), ScalarType::Float);
   const Rows rows(grad.rows);
-  run_parallel(experts_bias_gradient_kernel, experts.count,
+  run_parallel(fused_experts_bias_gradient_kernel, experts.count,
                experts.rows() / std::max<int64_t>(1, experts.count) * sums.size(1),
                ExpertsBiasGradient{
                    .type = experts.type,
@@ -229,14 +227,14 @@ Tensor bias_gradient(const Experts& experts, const std::optional<Tensor>& bias, 
                    .weight = weight,
                    .sums = sums.mutable_data_ptr<float>(),
                });
-  return torch::stable::to(sums, bias->scalar_type());
+  return torch::stable::to(sums, bias.scalar_type());
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> fused_experts_backward(
     const Tensor& grad, const Tensor& all_z, const Tensor& x, const Tensor& index, const Tensor& weights,
     const Tensor& gate_up, const std::optional<Tensor>& gate_up_bias, const Tensor& down,
     const std::optional<Tensor>& down_bias, bool transposed, bool interleaved, double alpha, double limit,
-    double up_offset) {
+    double up_offset, bool parameter_gradients) {
   constexpr const char* op = "fused_experts_backward";
   check_shapes(op, x, index, weights, gate_up, gate_up_bias, down, down_bias, transposed);
   MINDSPEED_CHECK(same_shape(grad, x) && grad.scalar_type() == x.scalar_type(), op, ": grad must be like x, ", shape(x),
@@ -254,7 +252,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> fused_experts_backwar
   const Rows grad_rows(grad), z_rows(all_z);
   const StackedWeights gate_up_matrices(gate_up, !transposed), down_matrices(down, !transposed);
   const std::vector<GroupBlock> blocks = experts.groups.blocks_of_rows();
-  run_dynamic(experts_backward_kernel, blocks.size(),
+  run_dynamic(fused_experts_backward_kernel, blocks.size(),
               ExpertsBackward{
                   .type = experts.type,
                   .hidden = experts.hidden,
@@ -274,14 +272,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> fused_experts_backwar
   Tensor grad_weights = torch::stable::full(sizes_of(weights), 0.0, ScalarType::Float);
   for (int64_t r = 0; r < experts.rows(); ++r)
     grad_weights.mutable_data_ptr<float>()[experts.routing.source[r]] = grad_weight[r];
+  const auto none = [&] { return empty({0}, x.scalar_type()); };
   const int64_t* token = experts.token.data();
+  const Factor z_factor{grad_z, nullptr}, y_factor{grad, token};
   return {
       multiply_and_combine(experts, grad_z, gate_up_matrices, nullptr),
       torch::stable::to(grad_weights, weights.scalar_type()),
-      weight_gradient(experts, {grad_z, nullptr}, {x, token}),
-      bias_gradient(experts, gate_up_bias, {grad_z, nullptr}, nullptr),
-      weight_gradient(experts, {grad, token}, {h, nullptr}),
-      bias_gradient(experts, down_bias, {grad, token}, experts.weight.data()),
+      parameter_gradients ? weight_gradient(experts, z_factor, {x, token}) : none(),
+      parameter_gradients && gate_up_bias ? bias_gradient(experts, *gate_up_bias, z_factor, nullptr) : none(),
+      parameter_gradients ? weight_gradient(experts, y_factor, {h, nullptr}) : none(),
+      parameter_gradients && down_bias ? bias_gradient(experts, *down_bias, y_factor, experts.weight.data()) : none(),
   };
 }
 

@@ -58,8 +58,8 @@ struct ExpertsBiasGradient {
   float* sums;           // [experts, size]
 };
 
-MINDSPEED_KERNEL(experts_forward_kernel, ExpertsForward)
-MINDSPEED_KERNEL(experts_backward_kernel, ExpertsBackward)
-MINDSPEED_KERNEL(experts_bias_gradient_kernel, ExpertsBiasGradient)
+MINDSPEED_KERNEL(fused_experts_forward_kernel, ExpertsForward)
+MINDSPEED_KERNEL(fused_experts_backward_kernel, ExpertsBackward)
+MINDSPEED_KERNEL(fused_experts_bias_gradient_kernel, ExpertsBiasGradient)
 
 }  // namespace mindspeed::cpu

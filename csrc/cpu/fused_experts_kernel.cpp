@@ -105,7 +105,7 @@ float differentiate_row(const ExpertsBackward& args, int64_t r, int64_t column, 
 
 }  // namespace
 
-void experts_forward_kernel(const ExpertsForward& args, int64_t begin, int64_t end) {
+void fused_experts_forward_kernel(const ExpertsForward& args, int64_t begin, int64_t end) {
   with_type(args.type, [&](auto element) {
     using T = decltype(element);
     const GemmBuffers buffers;
@@ -133,7 +133,7 @@ void experts_forward_kernel(const ExpertsForward& args, int64_t begin, int64_t e
   });
 }
 
-void experts_backward_kernel(const ExpertsBackward& args, int64_t begin, int64_t end) {
+void fused_experts_backward_kernel(const ExpertsBackward& args, int64_t begin, int64_t end) {
   with_type(args.type, [&](auto element) {
     using T = decltype(element);
     const GemmBuffers buffers;
@@ -160,7 +160,7 @@ void experts_backward_kernel(const ExpertsBackward& args, int64_t begin, int64_t
   });
 }
 
-void experts_bias_gradient_kernel(const ExpertsBiasGradient& args, int64_t begin, int64_t end) {
+void fused_experts_bias_gradient_kernel(const ExpertsBiasGradient& args, int64_t begin, int64_t end) {
   with_type(args.type, [&](auto element) {
     using T = decltype(element);
     for (int64_t e = begin; e < end; ++e) {

@@ -93,10 +93,13 @@ def _(
     down_bias: Tensor | None,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    def like(tensor: Tensor | None) -> Tensor:
-        return x.new_empty(0, dtype=torch.float32) if tensor is None else tensor.new_empty(tensor.shape)
+    parameter_gradients = options[-1]
 
-    return tuple(map(like, (x, top_k_weights, gate_up, gate_up_bias, down, down_bias)))
+    def like(parameter: Tensor | None) -> Tensor:
+        return parameter.new_empty(parameter.shape) if parameter_gradients and parameter is not None else x.new_empty(0)
+
+    parameters = map(like, (gate_up, gate_up_bias, down, down_bias))
+    return x.new_empty(x.shape), top_k_weights.new_empty(top_k_weights.shape), *parameters
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -118,18 +121,12 @@ def _backward(ctx: Any, grad: Tensor | None, grad_z: None) -> tuple[Tensor | Non
             return reference.fused_experts(*tensors, *ctx.options)
 
         return *reference_gradients(definition, tensors, (grad,)), *no_options
-    grads = torch.ops.mindspeed.fused_experts_backward(grad, z, *tensors, *ctx.options)
-    grad_x, grad_top_k_weights, grad_gate_up, grad_gate_up_bias, grad_down, grad_down_bias = grads
-    return (
-        grad_x,
-        None,
-        grad_top_k_weights,
-        grad_gate_up,
-        None if tensors[4] is None else grad_gate_up_bias,
-        grad_down,
-        None if tensors[6] is None else grad_down_bias,
-        *no_options,
+    needed = ctx.needs_input_grad[3:7]  # gate_up, gate_up_bias, down, down_bias
+    grad_x, grad_top_k_weights, *grads = torch.ops.mindspeed.fused_experts_backward(
+        grad, z, *tensors, *ctx.options, any(needed)
     )
+    parameters = (g if need else None for g, need in zip(grads, needed, strict=True))
+    return grad_x, None, grad_top_k_weights, *parameters, *no_options
 
 
 torch.library.register_autograd("mindspeed::fused_experts", _backward, setup_context=_setup)

@@ -176,6 +176,16 @@ def test_weights_of_the_inputs_dtype() -> None:
     assert torch.equal(grads[1], wide_grads[1].bfloat16())
 
 
+def test_frozen_experts() -> None:
+    torch.manual_seed(6)
+    problem = Problem(9, 16, 8, 3, 2, bias=True)
+    _, expected = gradients(problem.fused, problem.inputs, (problem.grad,))
+    x, weights, *parameters = problem.inputs
+    leaves = [x.requires_grad_(), weights.requires_grad_()]
+    grads = torch.autograd.grad(problem.fused(*leaves, *parameters), leaves, problem.grad)
+    assert all(map(torch.equal, grads, expected[:2]))
+
+
 def test_clamped_elements_get_no_gradient() -> None:
     problem = Problem(1, 1, 1, 1, 1, options={"limit": 1.0})
     problem.index.zero_()
@@ -209,7 +219,7 @@ def test_backward_operator_cannot_be_differentiated_silently() -> None:
     x, weights, gate_up, down = problem.inputs
     z, grad = torch.randn(3, 4), problem.grad.requires_grad_()
     grads = torch.ops.mindspeed.fused_experts_backward(
-        grad, z, x, problem.index, weights, gate_up, None, down, None, False, False, 1.0, torch.inf, 0.0
+        grad, z, x, problem.index, weights, gate_up, None, down, None, False, False, 1.0, torch.inf, 0.0, True
     )
     with pytest.raises(RuntimeError, match="fused_experts_backward has no derivative"):
         grads[0].sum().backward()

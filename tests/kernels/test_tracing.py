@@ -47,10 +47,14 @@ CALLS = {
     ),
     "fused_experts": (OPS.fused_experts, EXPERTS),
     "fused_experts with biases": (OPS.fused_experts, GPT_OSS_EXPERTS),
-    "fused_experts_backward": (OPS.fused_experts_backward, (rand(5, 8), rand(10, 12), *EXPERTS)),
+    "fused_experts_backward": (OPS.fused_experts_backward, (rand(5, 8), rand(10, 12), *EXPERTS, True)),
     "fused_experts_backward with biases": (
         OPS.fused_experts_backward,
-        (rand(5, 8), rand(10, 12), *GPT_OSS_EXPERTS),
+        (rand(5, 8), rand(10, 12), *GPT_OSS_EXPERTS, True),
+    ),
+    "fused_experts_backward of frozen experts": (
+        OPS.fused_experts_backward,
+        (rand(5, 8), rand(10, 12), *GPT_OSS_EXPERTS, False),
     ),
     "grouped_gemm": (OPS.grouped_gemm, (rand(5, 8), rand(3, 6, 8), OFFSETS, False)),
     "grouped_gemm, transposed": (OPS.grouped_gemm, (rand(5, 8), rand(3, 8, 6), OFFSETS, True)),

@@ -42,9 +42,9 @@ struct GemmBuffers {
 };
 
 // The packed blocks' part of C.
-template <class T>
-void multiply_blocks(int64_t rows, int64_t columns, int64_t units, const float* a, const float* b, float* c,
-                     int64_t stride, bool accumulate) {
+template <class T, class C>
+void multiply_blocks(int64_t rows, int64_t columns, int64_t units, const float* a, const float* b, C* c, int64_t stride,
+                     bool accumulate) {
   for (int64_t j = 0; j < columns; j += kTileColumns, b += panel_size(units, kTileColumns)) {
     const float* panel = a;
     for (int64_t i = 0; i < rows; i += kTileRows, panel += panel_size(units, kTileRows))
@@ -61,11 +61,11 @@ constexpr int64_t block_size(int64_t length, int64_t largest, int64_t unit) {
 
 // C [m, n] = A [m, k] · B [k, n], or C += A · B. C's rows are `stride` elements apart. Sums are float32, their order
 // depends on k alone: an element comes out the same in whichever part of C it is asked for.
-template <class T>
-void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, float* c, int64_t stride,
+template <class T, class C>
+void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, C* c, int64_t stride,
           bool accumulate, const GemmBuffers& buffers) {
   if (k == 0 && !accumulate)
-    for (int64_t i = 0; i < m; ++i) std::fill_n(c + i * stride, n, 0.0f);
+    for (int64_t i = 0; i < m; ++i) __builtin_memset(c + i * stride, 0, n * sizeof(C));
   const int64_t block_rows = block_size(m, kBlockRows, kTileRows);
   const int64_t block_columns = block_size(n, kBlockColumns, kTileColumns);
   const int64_t block_depth = block_size(k, kBlockUnits * kDepthPerUnit<T>, kLanes * kDepthPerUnit<T>);
@@ -84,18 +84,17 @@ void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
   }
 }
 
-// C [m, n] = A [m, k] · B [k, n] rounded to T, by way of `sums` [m, n] unless T is float.
+// C [m, n] = A [m, k] · B [k, n] rounded to T, by way of `sums` [m, n] where the tiles do not hold a sum to its end.
 template <class T>
 void gemm_rounded(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, T* c, int64_t stride,
                   float* sums, const GemmBuffers& buffers) {
-  if constexpr (std::is_same_v<T, float>) {
+  if (std::is_same_v<T, float> || k <= kBlockUnits * kDepthPerUnit<T>) {
     gemm(m, n, k, a, b, c, stride, false, buffers);
-  } else {
-    gemm(m, n, k, a, b, sums, n, false, buffers);
-    for (int64_t i = 0; i < m; ++i)
-      for_each_vector(n,
-                      [&](int64_t j, auto lanes) { store(c + i * stride + j, load(sums + i * n + j, lanes), lanes); });
+    return;
   }
+  gemm(m, n, k, a, b, sums, n, false, buffers);
+  for (int64_t i = 0; i < m; ++i)
+    for_each_vector(n, [&](int64_t j, auto lanes) { store(c + i * stride + j, load(sums + i * n + j, lanes), lanes); });
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ struct Matrix {
 
   // The operand from this row and column on.
   Matrix from(int64_t row, int64_t column) const {
+    if (data == nullptr) return *this;  // of an empty tensor
     const int64_t stored_row = transposed ? column : row, stored_column = transposed ? row : column;
     if (row_index != nullptr) return {data + stored_column, stride, transposed, row_index + stored_row};
     return {data + stored_row * stride + stored_column, stride, transposed, nullptr};

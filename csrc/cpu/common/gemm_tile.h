@@ -55,30 +55,30 @@ void multiply_units(int64_t units, const float* a, int64_t row_stride, int64_t u
 
 // The top left rows x columns of a tile; `columns` lie in the first `vectors` vectors.
 // C [rows, columns] (+)= A [kTileRows, units] · B [units, kTileColumns], C's rows `stride` apart.
-template <class T, int vectors>
-void multiply_tile(int64_t units, const float* a, const float* b, float* c, int64_t stride, int64_t rows,
-                   int64_t columns, bool accumulate) {
+template <class T, int vectors, class C>
+void multiply_tile(int64_t units, const float* a, const float* b, C* c, int64_t stride, int64_t rows, int64_t columns,
+                   bool accumulate) {
   Vec sum[kTileRows][vectors] = {};
   multiply_units<T>(units, a, 1, kTileRows, b, sum);
 
-  const auto finish = [accumulate](float* p, Vec value, auto lanes) {
+  const auto finish = [accumulate](C* p, Vec value, auto lanes) {
     store(p, accumulate ? load(p, lanes) + value : value, lanes);
   };
   const int64_t last = columns - (vectors - 1) * kLanes;  // columns in the last vector
 #pragma GCC unroll 8
   for (int r = 0; r < kTileRows; ++r) {
     if (r >= rows) break;
-    float* row = c + r * stride;
+    C* row = c + r * stride;
 #pragma GCC unroll 3
     for (int v = 0; v < vectors - 1; ++v) finish(row + v * kLanes, sum[r][v], AllLanes{});
-    float* end = row + (vectors - 1) * kLanes;
+    C* end = row + (vectors - 1) * kLanes;
     last == kLanes ? finish(end, sum[r][vectors - 1], AllLanes{}) : finish(end, sum[r][vectors - 1], FirstLanes{last});
   }
 }
 
 // The same for any columns in [1, kTileColumns].
-template <class T, int vectors = kTileVectors>
-void multiply_partial_tile(int64_t units, const float* a, const float* b, float* c, int64_t stride, int64_t rows,
+template <class T, int vectors = kTileVectors, class C>
+void multiply_partial_tile(int64_t units, const float* a, const float* b, C* c, int64_t stride, int64_t rows,
                            int64_t columns, bool accumulate) {
   if constexpr (vectors > 1)
     if (columns <= (vectors - 1) * kLanes)

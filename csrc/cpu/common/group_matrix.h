@@ -9,7 +9,9 @@ namespace {
 
 template <class T>
 Matrix<T> matrix_of(const GroupMatrices& matrices, int64_t group) {
-  return {static_cast<const T*>(matrices.data) + group * matrices.group_stride, matrices.stride, matrices.transposed};
+  const T* data = static_cast<const T*>(matrices.data);
+  if (data != nullptr) data += group * matrices.group_stride;
+  return {data, matrices.stride, matrices.transposed};
 }
 
 // Rows from `first` on, or those that `index` names from there on.
@@ -17,7 +19,7 @@ template <class T>
 Matrix<T> matrix_of(InputRows rows, const int64_t* index, int64_t first) {
   const T* data = static_cast<const T*>(rows.data);
   if (index != nullptr) return {data, rows.stride, false, index + first};
-  return {data + first * rows.stride, rows.stride};
+  return Matrix<T>{data, rows.stride}.from(first, 0);
 }
 
 }  // namespace

@@ -41,7 +41,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], int, FusedExperts]] = {
     "mixtral": ({"num_local_experts": 4}, 2, SWIGLU),
     "deepseek_v3": (
         _GROUPED
-        | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16},
+        | {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+            "head_dim": 8,
+        },
         1,
         SWIGLU,
     ),
