@@ -109,3 +109,24 @@ def test_a_resumed_run_goes_on_in_the_same_order(tmp_path):
     assert [(r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in rest] == [
         (r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in whole[6:]
     ]
+
+
+@pytest.mark.parametrize(
+    "form", [{}, {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}]
+)
+def test_a_blend_trains_and_is_evaluated(form, tmp_path):
+    """With all resets and parity the samples are those of no parity, where documents are apart."""
+    paths = [str(ORACLES / "megatron" / name) for name in ("corpus_a", "corpus_b")]
+    blend = {"file_name": [0.3, paths[0], 0.7, paths[1]]}
+    losses = []
+    for parity in ("megatron", "none"):
+        options = {"max_steps": 2, "parity": parity, "eval_steps": 2, "warmup_steps": 0, "lr": 1e-3}
+        path = configuration(tmp_path / parity, gradient_accumulation_steps=1, **options)
+        sections = json.loads(path.read_text())
+        sections["data"] |= {"dataset": blend, "split": "700,200,100"} | form
+        path.write_text(json.dumps(sections))
+        assert main([str(path)]) == 0
+        records = read_metrics(tmp_path / parity / "metrics.jsonl")
+        losses.append([record["loss"] for record in records])
+        assert records[-1]["eval_loss"] > 0
+    assert (losses[0][0] == pytest.approx(losses[1][0], abs=1e-6)) == bool(form)

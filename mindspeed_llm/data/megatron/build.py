@@ -33,7 +33,7 @@ def indexed_blend(config: Config) -> Blend | None:
     blend: Blend = {file_name: None} if isinstance(file_name, str) else file_name
     if data.data_manager_type == "mg" and all(index_path(prefix).exists() for prefix in blend):
         return blend
-    if any(_weights(data.split)[1:]):
+    if any(_shares(data.split)[1:]):
         missing = next((path for path in map(index_path, blend) if not path.exists()), "data_manager_type: mg")
         raise ConfigError(
             f"data.split: {data.split!r} cuts only .bin and .idx files, and there is no {missing}; use data.val_size"
@@ -64,7 +64,7 @@ class IndexedSplits:
     def create(self) -> dict[str, GptDataset | BlendedDataset]:
         """The data sets by name. Raises ``DataError`` where there are too few tokens."""
         _reject_other_splits(self.config)
-        limit, shares = self.config.data.max_samples, _weights(self.config.data.split)
+        limit, shares = self.config.data.max_samples, _shares(self.config.data.split)
         cuts = [split_documents(min(len(tokens), limit or len(tokens)), shares) for tokens in self.corpora]
         train, evaluation, _ = zip(*cuts, strict=True)
         splits = {"train": self._train(train)}
@@ -149,7 +149,7 @@ def _reject_other_splits(config: Config) -> None:
             raise ConfigError(f"{key}: not for .bin/.idx files; data.split cuts them")
 
 
-def _weights(split: str) -> list[float]:
+def _shares(split: str) -> list[float]:
     """The proportions of train, valid and test."""
     try:
         weights = [float(part) for part in split.split(",")]
