@@ -48,6 +48,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], int, FusedExperts]] = {
             "qk_nope_head_dim": 8,
             "v_head_dim": 16,
             "head_dim": 8,
+            "num_key_value_heads": 4,
         },
         1,
         SWIGLU,
