@@ -60,7 +60,8 @@ constexpr int64_t block_size(int64_t length, int64_t largest, int64_t unit) {
 }
 
 // C [m, n] = A [m, k] · B [k, n], or C += A · B. C's rows are `stride` elements apart. Sums are float32, their order
-// depends on k alone: an element comes out the same in whichever part of C it is asked for.
+// depends on k alone: an element comes out the same in whichever part of C it is asked for. C is float, or half
+// precision (gemm_rounded) if the depth is a single block, whose sums the tiles hold to their end.
 template <class T, class C>
 void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, C* c, int64_t stride,
           bool accumulate, const GemmBuffers& buffers) {
@@ -84,7 +85,7 @@ void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
   }
 }
 
-// C [m, n] = A [m, k] · B [k, n] rounded to T, by way of `sums` [m, n] where the tiles do not hold a sum to its end.
+// C [m, n] = A [m, k] · B [k, n] rounded to T once; `sums` [m, n] is for depths of several blocks.
 template <class T>
 void gemm_rounded(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, T* c, int64_t stride,
                   float* sums, const GemmBuffers& buffers) {
