@@ -186,6 +186,22 @@ def test_frozen_experts() -> None:
     assert all(map(torch.equal, grads, expected[:2]))
 
 
+def test_keeps_nothing_but_the_activations_input() -> None:
+    problem = Problem(9, 16, 8, 3, 2, bias=True)
+    leaves = [t.requires_grad_() for t in problem.inputs]
+    known = {t.data_ptr() for t in (*leaves, problem.index)}
+    kept = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in known:
+            kept.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        problem.fused(*leaves)
+    assert kept == [(9 * 2, 2 * 8)]
+
+
 def test_clamped_elements_get_no_gradient() -> None:
     problem = Problem(1, 1, 1, 1, 1, options={"limit": 1.0})
     problem.index.zero_()
