@@ -17,6 +17,7 @@ import mindspeed_kernels
 from mindspeed_kernels.hf import prove
 from mindspeed_kernels.hf.prove import Proof
 from mindspeed_kernels.hf.sites import fingerprint
+from mindspeed_kernels.ops._common import has_kernel
 
 name = "experts"
 
@@ -36,9 +37,16 @@ class FusedExperts:
 
     def build(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+            if not self.has_kernel(module, hidden_states):
+                return original(module, hidden_states, top_k_index, top_k_weights)
             return self(module, hidden_states, top_k_index, top_k_weights)
 
         return forward
+
+    @staticmethod
+    def has_kernel(module: nn.Module, x: Tensor) -> bool:
+        """Elsewhere transformers' implementations, which group products too, are faster than our definition."""
+        return has_kernel(x, _weight(module, "gate_up_proj"))
 
     def __call__(self, module: nn.Module, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         device = x.device.type
@@ -104,11 +112,14 @@ def register() -> None:
     ExpertsInterface.register("mindspeed", partial(_implementation, grouped_mm_experts_forward))
 
 
-def _implementation(otherwise: Callable[..., Tensor], module: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
+def _implementation(
+    otherwise: Callable[..., Tensor], module: nn.Module, hidden_states: Tensor, *args: Tensor
+) -> Tensor:
     if _PROVED not in vars(module):
         _prove_once(module)
-    implementation = getattr(module, _PROVED) or otherwise
-    return implementation(module, *args, **kwargs)
+    fusion = getattr(module, _PROVED)
+    implementation = fusion if fusion and fusion.has_kernel(module, hidden_states) else otherwise
+    return implementation(module, hidden_states, *args)
 
 
 _PROVED = "_mindspeed_experts"  # the module's attribute: what proved equal to it, None if nothing did

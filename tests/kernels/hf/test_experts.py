@@ -125,6 +125,15 @@ def test_half_precision_and_autocast() -> None:
     assert distance({"y": half}, {"y": expected}) < 0.02
 
 
+def test_where_there_is_no_kernel_the_model_computes() -> None:
+    model = build("qwen3_moe", dtype=torch.float64)
+    logits, gradients = run(model)
+    hf.apply(model, ["experts"])
+    fused_logits, fused_gradients = run(model)
+    assert torch.equal(fused_logits, logits)
+    assert distance(fused_gradients, gradients) == 0
+
+
 def test_works_on_the_meta_device() -> None:
     config = AutoConfig.for_model("qwen3_moe", **_COMMON | FAMILIES["qwen3_moe"][0])
     with torch.device("meta"):
