@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Route:
-    """Which rows one forward pass exchanges, and which of their choices are computed here."""
+    """Which rows one forward pass exchanges, and which experts the received ones are for."""
 
     num_tokens: int
     """Tokens of this rank."""
@@ -38,10 +38,11 @@ class Route:
     """Rows for each rank of the group."""
     receive_sizes: list[int]
     """Rows from each rank of the group."""
-    choice: torch.Tensor
-    """[pairs] which of the received rows' choices, numbered as in [received rows, top_k], this rank computes."""
-    expert: torch.Tensor
-    """[pairs] the expert of each, counted from this rank's first; in ascending order."""
+    index: torch.Tensor
+    """[received rows, top_k] the experts that each row has chosen, counted from this rank's first; their number in
+    place of those that are not here."""
+    num_pairs: int
+    """Choices of the received rows that are here: (row, expert) pairs to compute."""
 
 
 @torch.no_grad()
@@ -62,42 +63,37 @@ def plan_route(top_k_index: torch.Tensor, num_experts: int, group: dist.ProcessG
 
     row = torch.argsort(goes.T.flatten(), stable=True, descending=True)[: sum(send_sizes)]  # by rank, then by token
     rank, token = row // max(len(owner), 1), row % max(len(owner), 1)
-    expert = torch.where(owner[token] == rank[:, None], top_k_index[token] % local, local)  # `local`: not for that rank
-    expert = _exchange(expert, send_sizes, receive_sizes, group).flatten()
-    choice = torch.argsort(expert, stable=True)[: sum(pairs)]
-    return Route(len(owner), token, send_sizes, receive_sizes, choice, expert[choice])
+    index = torch.where(owner[token] == rank[:, None], top_k_index[token] % local, local)
+    index = _exchange(index, send_sizes, receive_sizes, group)
+    return Route(len(owner), token, send_sizes, receive_sizes, index, sum(pairs))
 
 
 def dispatch(
     hidden_states: torch.Tensor, top_k_weights: torch.Tensor, route: Route, group: dist.ProcessGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Send hidden states [tokens, hidden] and their choices' weights [tokens, top_k] along ``route``.
+    """Send hidden states [tokens, hidden] and the weights of their choices [tokens, top_k] along ``route``.
 
-    Returns what this rank's experts compute, by ``route.expert``: rows [pairs, hidden], and their weights [pairs].
+    Returns the rows [received rows, hidden] that this rank's experts see, and their weights [received rows, top_k].
     Collective, and so is its backward.
     """
     sent = hidden_states[route.token], top_k_weights[route.token]
-    rows, weights = _Exchange.apply(route.send_sizes, route.receive_sizes, group, *sent)
-    return rows[route.choice // top_k_weights.shape[-1]], weights.flatten()[route.choice]
+    return _Exchange.apply(route.send_sizes, route.receive_sizes, group, *sent)
 
 
-def combine(
-    results: torch.Tensor, weights: torch.Tensor, top_k: int, route: Route, group: dist.ProcessGroup
-) -> torch.Tensor:
-    """Bring ``results`` [pairs, hidden] back to where ``dispatch`` had them from, weighted and summed.
+def combine(results: torch.Tensor, route: Route, group: dist.ProcessGroup) -> torch.Tensor:
+    """Bring the weighted sum for each received row [received rows, hidden] back, and add them up for each token.
 
-    Returns [tokens, hidden] in the results' dtype; sums are made in float32. Collective, and so is its backward.
+    Returns [tokens, hidden]. Collective, and so is its backward.
     """
-    weighted = results * weights.unsqueeze(-1)
-    sums = _sum_rows(weighted, route.choice // top_k, sum(route.receive_sizes)).to(results.dtype)
-    (returned,) = _Exchange.apply(route.receive_sizes, route.send_sizes, group, sums)
-    return _sum_rows(returned, route.token, route.num_tokens).to(results.dtype)
+    (returned,) = _Exchange.apply(route.receive_sizes, route.send_sizes, group, results)
+    return sum_rows(returned, route.token, route.num_tokens)
 
 
-def _sum_rows(rows: torch.Tensor, target: torch.Tensor, size: int) -> torch.Tensor:
-    """[size, hidden]: row i of ``rows`` added to row ``target[i]``, in float32 or better."""
+def sum_rows(rows: torch.Tensor, target: torch.Tensor, size: int) -> torch.Tensor:
+    """[size, hidden]: row i of ``rows`` added to row ``target[i]``, in float32 or better, then rounded."""
     dtype = torch.promote_types(rows.dtype, torch.float32)
-    return torch.zeros(size, rows.shape[-1], dtype=dtype, device=rows.device).index_add(0, target, rows.to(dtype))
+    sums = torch.zeros(size, rows.shape[-1], dtype=dtype, device=rows.device).index_add(0, target, rows.to(dtype))
+    return sums.to(rows.dtype)
 
 
 class _Exchange(torch.autograd.Function):

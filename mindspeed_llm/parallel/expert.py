@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.models.skeleton import original_class
-from mindspeed_llm.parallel.dispatch import combine, dispatch, plan_route
+from mindspeed_llm.parallel.dispatch import Route, combine, dispatch, plan_route, sum_rows
 from mindspeed_llm.parallel.structure import expert_modules, num_experts
 
 
@@ -61,12 +61,25 @@ def _forward(
     """The experts' forward on this rank's tokens: [tokens, hidden] -> [tokens, hidden]. Collective."""
     route = plan_route(top_k_index, num_experts(experts), group)
     rows, weights = dispatch(hidden_states, top_k_weights, route, group)
-    results = _compute(_local_view(experts, group.size()), rows, route.expert)
-    return combine(results, weights, top_k_index.shape[-1], route, group)
+    results = _weighted_sums(_local_view(experts, group.size()), rows, weights, route)
+    return combine(results.to(hidden_states.dtype), route, group)
+
+
+def _weighted_sums(experts: nn.Module, rows: torch.Tensor, weights: torch.Tensor, route: Route) -> torch.Tensor:
+    """What the experts of this rank add to each row: [received rows, hidden].
+
+    To the experts' own forward every (row, expert) pair is a token with one choice of weight 1, so that it computes
+    nothing for choices that are elsewhere and need not know of them.
+    """
+    expert, choice = torch.sort(route.index.flatten(), stable=True)
+    expert, choice = expert[: route.num_pairs], choice[: route.num_pairs]
+    row = choice // weights.shape[-1]
+    results = _compute(experts, rows[row], expert) * weights.flatten()[choice].unsqueeze(-1)
+    return sum_rows(results, row, len(rows))
 
 
 def _compute(experts: nn.Module, rows: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
-    """Each row through its expert: to the experts' own forward it is a token with one choice of weight 1."""
+    """Row i through ``expert[i]``: [pairs, hidden] -> [pairs, hidden]."""
     if not len(rows):
         # Computes a row of zeros and drops it. Without anything to compute this rank would have no graph, and its
         # backward would leave out exchanges that the other ranks wait in.

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from mindspeed_llm.foundation.distributed import Distributed, start
-from mindspeed_llm.parallel.dispatch import combine, dispatch, plan_route
-from tests.llm.parallel.toy_mixture import CASES, NUM_EXPERTS, TOP_K, experts_forward, make_weights, rank_inputs
+from mindspeed_llm.parallel.dispatch import combine, dispatch, plan_route, sum_rows
+from tests.llm.parallel.toy_mixture import CASES, NUM_EXPERTS, experts_forward, make_weights, rank_inputs
 
 
 def run_case(case: str, distributed: Distributed, group: dist.ProcessGroup) -> list:
@@ -23,7 +23,10 @@ def run_case(case: str, distributed: Distributed, group: dist.ProcessGroup) -> l
         tensor.requires_grad_()
     route = plan_route(index, NUM_EXPERTS, group)
     rows, row_weights = dispatch(hidden, weights, route, group)
-    output = combine(experts_forward(rows, route.expert, stacked), row_weights, TOP_K, route, group)
+    here = (route.index < local).nonzero()  # [pairs, (row, choice)]
+    assert len(here) == route.num_pairs
+    results = experts_forward(rows[here[:, 0]], route.index[*here.T], stacked) * row_weights[*here.T].unsqueeze(-1)
+    output = combine(sum_rows(results, here[:, 0], len(rows)), route, group)
     (output.sin() * torch.arange(output.shape[-1])).sum().backward()
     mine = {
         "output": output.detach(), "hidden": hidden.grad, "weights": weights.grad, "experts": stacked.grad,
