@@ -19,6 +19,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
+from mindspeed_kernels.hf.experts import FusedExperts
+from mindspeed_kernels.hf.replace import fusion_of
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.models.skeleton import original_class
 from mindspeed_llm.parallel.dispatch import Route, combine, dispatch, plan_route, sum_rows
@@ -68,9 +70,11 @@ def _forward(
 def _weighted_sums(experts: nn.Module, rows: torch.Tensor, weights: torch.Tensor, route: Route) -> torch.Tensor:
     """What the experts of this rank add to each row: [received rows, hidden].
 
-    To the experts' own forward every (row, expert) pair is a token with one choice of weight 1, so that it computes
-    nothing for choices that are elsewhere and need not know of them.
+    Fused experts leave out choices that are elsewhere. To any other forward every (row, expert) pair is a token with
+    one choice of weight 1, so that there is nothing to leave out.
     """
+    if isinstance(fusion_of(experts), FusedExperts):
+        return type(experts).forward(experts, rows, route.index, weights)
     expert, choice = torch.sort(route.index.flatten(), stable=True)
     expert, choice = expert[: route.num_pairs], choice[: route.num_pairs]
     row = choice // weights.shape[-1]

@@ -24,6 +24,9 @@ FEW = [
     case("qwen2_moe", 4, accumulation=3, recompute=True, ep_size=2),
     case("deepseek_v3", 4, packed=True, accumulation=3, ep_size=2, dp_replicate_size=2, fsdp_size=2),
     case("lopsided", 4, recompute=True, ep_size=4),
+    case("qwen3_moe", 4, packed=True, recompute=True, ep_size=2) | {"fused_experts": True},
+    case("gpt_oss", 4, accumulation=3, ep_size=4) | {"fused_experts": True},
+    case("lopsided", 2, accumulation=3, ep_size=2) | {"fused_experts": True},
 ]
 
 
@@ -45,6 +48,7 @@ def test_every_combination_equals_one_process(model, layout, tmp_path):
     check(cases, ranks, tmp_path)
 
 
+@pytest.mark.slow
 def test_architectures_equal_one_process():
     """Latent and linear attention, an indexer, several streams of hidden states, transposed weights, ..."""
     names = "qwen3_next gpt_oss mixtral minimax deepseek_v32 deepseek_v4 kimi_linear granitemoe"

@@ -9,6 +9,7 @@ import sys
 import torch
 from torch.distributed.tensor import DTensor
 
+from mindspeed_kernels import hf
 from mindspeed_llm.accumulate import count_step, forward_backward
 from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.foundation.distributed import Distributed, start
@@ -26,6 +27,8 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def run_case(case: dict, distributed: Distributed) -> dict:
     parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
     model = build_model(case["model"])
+    if case.get("fused_experts"):
+        assert hf.apply(model, ops=["experts"]).fused("experts")
     parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
     optimizer = AdamW(model.parameters(), **ADAMW)
     result: dict = {"losses": [], "norms": []}
