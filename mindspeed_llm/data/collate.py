@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.data.store import Row
+
+if TYPE_CHECKING:
+    from mindspeed_llm.parallel.context.layout import SequenceLayout
 
 
 class Batch(dict[str, torch.Tensor]):
@@ -27,6 +31,8 @@ class Batch(dict[str, torch.Tensor]):
     """Tokens, padding not counted."""
     num_unshifted_labels: int = 0
     """Labels before the shift, which LLaMA-Factory divides the loss by: the first label of a row is never a target."""
+    layout: SequenceLayout | None = None
+    """Where the documents lay before context parallelism cut the rows; None: the rows are whole."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""Makes a model context parallel, or says what in it cannot be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.models.skeleton import original_class
+from mindspeed_llm.parallel.context.attention import NAME, ContextAttention
+from mindspeed_llm.parallel.context.router_logits import gather_router_logits
+from mindspeed_llm.parallel.structure import decoder_layers
+
+_EXPRESSIBLE = {"full_attention", "sliding_attention"}  # by documents and a window, without a mask
+
+
+def apply_context_parallel(model: PreTrainedModel, mesh: DeviceMesh | None) -> None:
+    """Let the attention of ``model`` reach over the ranks of ``mesh`` ``(batch, ring, ulysses)``; None: as it is.
+
+    The model is then called with what :func:`~mindspeed_llm.batch.to_device` makes of a batch that ``ContextSharder``
+    has cut. Its first call proves that every attention module did exchange with other ranks, and that position ids,
+    which only the whole sequence could tell, were used.
+
+    Raises ConfigError, here or at the first call, that names the module which cannot be context parallel.
+    """
+    if mesh is None:
+        return
+    attend = ContextAttention(mesh)
+    modules = _attention_modules(model)
+    _check(model, modules, attend.ulysses.size())
+    model.set_attn_implementation(NAME)
+    for name, module in modules.items():
+        if module.config._attn_implementation != NAME:  # type: ignore[union-attr]
+            raise _error(name, module, "does not let its attention implementation be set")
+        module.context_parallel = attend  # type: ignore[assignment]
+    positions = _PositionsProbe(model)
+    model.register_forward_pre_hook(_begin(attend, positions), with_kwargs=True)
+    model.register_forward_hook(_finish(attend, positions, modules))
+    model.base_model.register_forward_hook(gather_router_logits(attend))
+
+
+def _attention_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules whose forward calls transformers' attention interface, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if "ALL_ATTENTION_FUNCTIONS" in getattr(inspect.unwrap(type(module).forward), "__code__", _no_code).co_names
+    }
+
+
+_no_code = compile("", "", "exec")
+
+
+def _check(model: PreTrainedModel, attention: dict[str, nn.Module], ulysses_size: int) -> None:
+    config = model.config.get_text_config()
+    names = {module: name for name, module in model.named_modules()}
+    for layer in decoder_layers(model):
+        inside = list(layer.modules())
+        for module in inside:
+            if isinstance(module, nn.Conv1d):
+                raise _error(names[module], module, "mixes neighbouring tokens outside of attention")
+        if not any(module in inside for module in attention.values()):
+            raise _error(names[layer], layer, "has no attention that goes through transformers' attention interface")
+    for kind in getattr(config, "layer_types", None) or []:
+        if kind not in _EXPRESSIBLE:
+            raise _error("model", model, f"has layers of the type {kind}")
+    if not model._supports_flash_attn:
+        raise _error("model", model, "has attention that only a mask can express (it does not support flash attention)")
+    for name, module in attention.items():
+        if getattr(module, "attention_dropout", 0.0):
+            raise _error(name, module, f"has attention_dropout {module.attention_dropout}, which is not supported")
+    if config.num_attention_heads % ulysses_size:
+        raise ConfigError(
+            f"parallel.cp_type: {config.num_attention_heads} attention heads cannot be divided among {ulysses_size} "
+            "ranks; use cp_type: ring, or hybrid with an ulysses_size that divides them"
+        )
+
+
+def _error(name: str, module: nn.Module, why: str) -> ConfigError:
+    kind = original_class(module) if isinstance(module, PreTrainedModel) else type(module)
+    return ConfigError(f"parallel.cp_size: {name} ({kind.__name__}) {why}; set cp_size to 1 for this model")
+
+
+def _begin(attend: ContextAttention, positions: _PositionsProbe) -> Callable:
+    """Before the forward pass: take the layout of the micro-batch, which says more than a mask."""
+
+    def hook(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        kwargs = dict(kwargs)
+        attend.layout = kwargs.pop("context_layout", None)
+        kwargs.pop("attention_mask", None)
+        attend.called.clear()
+        positions.expected = kwargs.get("position_ids")
+        return args, kwargs
+
+    return hook
+
+
+def _finish(attend: ContextAttention, positions: _PositionsProbe, modules: dict[str, nn.Module]) -> Callable:
+    """After the forward pass: has the whole sequence been seen?"""
+
+    def hook(model: PreTrainedModel, args: tuple, output: Any) -> None:
+        for name, module in modules.items():
+            if module not in attend.called:
+                raise _error(name, module, "did not attend through transformers' attention interface")
+        if not positions.used:
+            raise _error("model", model, "does not use the position ids that it is given")
+        positions.remove()
+
+    return hook
+
+
+class _PositionsProbe:
+    """Looks, during one forward pass, whether position ids reach an embedding, rotary or learned."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.expected: Tensor | None = None
+        self.used = False
+        tokens = model.get_input_embeddings()
+        embeddings = [m for m in model.modules() if m is not tokens and (isinstance(m, nn.Embedding) or _is_rotary(m))]
+        self._handles = [m.register_forward_pre_hook(self._look, with_kwargs=True) for m in embeddings]
+
+    def remove(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _look(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        self.used |= self.expected is not None and any(torch.equal(x, self.expected) for x in tensors)
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))

@@ -1,0 +1,133 @@
+"""Models whose attention cannot be cut are told by the module's name; nothing is silently wrong (peers' report E21)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV32Config,
+    Llama4TextConfig,
+    LlamaConfig,
+    Qwen3NextConfig,
+)
+
+from mindspeed_llm.batch import to_device
+from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.parallel.context.apply import apply_context_parallel
+from mindspeed_llm.parallel.context.attention import context_parallel_attention
+from mindspeed_llm.parallel.context.sharder import ContextSharder
+from tests.llm.parallel.context.attention_cases import packed_batch
+
+_SHAPE = {
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+
+
+@pytest.fixture
+def mesh():
+    """A group of one rank: all that the checks need."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("batch", "ring", "ulysses"))
+    dist.destroy_process_group()
+
+
+def llama(**changes):
+    return AutoModelForCausalLM.from_config(LlamaConfig(**_SHAPE | changes), dtype=torch.float32)
+
+
+def batch() -> dict:
+    """Two documents, as the second of two ranks would get them, with a layout of one rank."""
+    whole = packed_batch({"rows": [[3, 5]]})
+    sharded = ContextSharder(2, 1, 1, 0).shard_batch(whole)
+    whole.layout = SimpleNamespace(cu_seqlens=sharded.layout.cu_seqlens)
+    whole["input_ids"] = torch.arange(8, 16)[None]
+    inputs = to_device(whole, torch.device("cpu"))
+    return {name: inputs[name] for name in ("input_ids", "position_ids", "context_layout")}
+
+
+def test_no_mesh_leaves_a_model_alone():
+    model = llama()
+    apply_context_parallel(model, None)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_documents_do_not_see_each_other(mesh):
+    """E9, without any mask: what transformers computes of the same packed documents."""
+    model = llama()
+    inputs = batch()
+    expected = model(inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False).logits
+    apply_context_parallel(model, mesh)
+    torch.testing.assert_close(model(**inputs, use_cache=False).logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_that_was_not_cut_is_an_error(mesh):
+    model = llama()
+    apply_context_parallel(model, mesh)
+    with pytest.raises(RuntimeError, match=r"batches that ContextSharder\.shard_batch has cut"):
+        model(torch.ones(1, 4, dtype=torch.int64), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            Qwen3NextConfig(**_SHAPE, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8),
+            r"model\.layers\.0\.linear_attn\.conv1d \(Conv1d\) mixes neighbouring tokens outside of attention",
+        ),
+        (Llama4TextConfig(**_SHAPE, intermediate_size_mlp=32), r"has layers of the type chunked_attention"),
+        (DeepseekV32Config(**_SHAPE | {"num_key_value_heads": 4}), r"has (layers of the type|attention that only)"),
+        (
+            BloomConfig(vocab_size=32, hidden_size=32, n_layer=2, n_head=4),
+            r"transformer\.h\.0 \(BloomBlock\) has no attention that goes through transformers' attention interface",
+        ),
+        (LlamaConfig(**_SHAPE, attention_dropout=0.1), r"model\.layers\.0\.self_attn .* has attention_dropout 0\.1"),
+    ],
+)
+def test_attention_that_cannot_be_cut_is_told_at_start(config, message, mesh):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=message):
+        apply_context_parallel(model, mesh)
+
+
+def test_attention_that_does_not_exchange_is_told_at_the_first_batch(mesh):
+    model = llama()
+    apply_context_parallel(model, mesh)
+    layer = model.model.layers[2].self_attn
+    layer.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(ConfigError, match=r"model\.layers\.2\.self_attn .* did not attend through"):
+        model(**batch(), use_cache=False)
+
+
+def test_positions_that_are_not_used_are_told_at_the_first_batch(mesh):
+    model = llama()
+    apply_context_parallel(model, mesh)
+    forget = lambda _, args, kwargs: (args, kwargs | {"position_ids": None})  # noqa: E731
+    model.model.register_forward_pre_hook(forget, with_kwargs=True)
+    with pytest.raises(ConfigError, match="does not use the position ids that it is given"):
+        model(**batch(), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention_mask": torch.ones(1, 1, 8, 8)}, "an attention mask of its own"),
+        ({"dropout": 0.5}, "dropout"),
+        ({"is_causal": False}, "attention that is not causal"),
+        ({"position_bias": torch.ones(1)}, "the attention argument position_bias"),
+    ],
+)
+def test_attention_of_another_kind_is_told(arguments, message, mesh):
+    model = llama()
+    apply_context_parallel(model, mesh)
+    module = model.model.layers[0].self_attn
+    x = torch.ones(1, 4, 8, 8)
+    with pytest.raises(ConfigError, match=f"LlamaAttention has {message}, which cannot be cut over ranks"):
+        context_parallel_attention(module, x, x, x, **{"attention_mask": None} | arguments)
