@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mindspeed_llm.data.collate import Batch
@@ -20,6 +22,7 @@ def num_attended_pairs(batch: Batch) -> int:
     return int(keys.sum() if mask is None else (keys * mask).sum())
 
 
-def to_device(batch: Batch, device: torch.device) -> dict[str, torch.Tensor]:
-    """The tensors of a batch on the device that computes."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
+    """The tensors of a batch on the device that computes, and what context parallelism has to know beside them."""
+    tensors = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    return tensors if batch.layout is None else tensors | {"context_layout": batch.layout}

@@ -49,8 +49,9 @@ def dry_run(config: Config, world_size: int) -> None:
     with _pretended_ranks(world_size):
         parallelize(model, build_meshes(config.parallel, world_size, torch.device("cpu")), config.parallel)
         print(_describe_memory(model, config))
-    loader = training_loader(data, config.training, world_size=world_size, pad_token_id=padding_token(tokenizer))
-    print(_describe_steps(config, data, len(loader) / data.epochs, world_size))
+    data_ranks = world_size // config.parallel.cp_size
+    loader = training_loader(data, config.training, world_size=data_ranks, pad_token_id=padding_token(tokenizer))
+    print(_describe_steps(config, data, len(loader) / data.epochs, data_ranks))
 
 
 @contextmanager
@@ -99,7 +100,7 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.3g}"
 
 
-def _describe_steps(config: Config, data: Data, steps_per_epoch: float, world_size: int) -> str:
+def _describe_steps(config: Config, data: Data, steps_per_epoch: float, data_ranks: int) -> str:
     training = config.training
     accumulation = training.gradient_accumulation_steps
     steps = f"{count_steps(training, steps_per_epoch)} in all"
@@ -109,7 +110,9 @@ def _describe_steps(config: Config, data: Data, steps_per_epoch: float, world_si
         unit, batch = "tokens at most", training.max_tokens_per_batch
     else:
         unit, batch = "rows", training.per_device_train_batch_size
+    cp_size = config.parallel.cp_size
+    ranks = f"{data_ranks} ranks" if cp_size == 1 else f"{data_ranks} groups of {cp_size} ranks"
     return (
-        f"a step: {batch} {unit} × {accumulation} micro-batches × {world_size} ranks = "
-        f"{batch * accumulation * world_size} {unit}\nsteps: {steps}"
+        f"a step: {batch} {unit} × {accumulation} micro-batches × {ranks} = "
+        f"{batch * accumulation * data_ranks} {unit}\nsteps: {steps}"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
@@ -12,7 +14,7 @@ from mindspeed_llm.models.skeleton import original_class
 
 
 def cross_entropy_sum(
-    model: PreTrainedModel, batch: dict[str, torch.Tensor], *, with_aux_loss: bool = False
+    model: PreTrainedModel, batch: dict[str, Any], *, with_aux_loss: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Forward pass of one micro-batch.
 

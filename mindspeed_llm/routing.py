@@ -28,7 +28,8 @@ class ExpertLoad:
         self._is_counting = False
         self._mask: torch.Tensor | None = None
         if self._experts:
-            model.register_forward_pre_hook(self._begin, with_kwargs=True)
+            # Before context parallelism's hook, which keeps the mask from the model.
+            model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
             model.register_forward_hook(self._end)
             for experts in self._experts:
                 experts.register_forward_pre_hook(self._count)

@@ -38,6 +38,7 @@ from mindspeed_llm.models.loading import load_weights
 from mindspeed_llm.optim.clip import clip_coefficient, clip_gradients_as_torch, gradient_norm
 from mindspeed_llm.optim.optimizer import OptimizerFactory
 from mindspeed_llm.optim.scheduler import SchedulerFactory, count_steps, set_step
+from mindspeed_llm.parallel.context.sharder import ContextSharder
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
@@ -98,8 +99,9 @@ class Trainer:
         logger.info("%s\n%s", data.report, render_sample(data.first_row, self.tokenizer))
         options: dict[str, Any] = {
             "pad_token_id": padding_token(self.tokenizer),
-            "rank": self.distributed.rank,
-            "world_size": self.distributed.world_size,
+            # The ranks of a context-parallel group, which are neighbours, get the same rows and cut them.
+            "rank": self.distributed.rank // self.config.parallel.cp_size,
+            "world_size": self.distributed.world_size // self.config.parallel.cp_size,
             "num_workers": training.dataloader_num_workers,
         }
         self.loader = training_loader(data, training, gather=self.distributed.gather, **options)
@@ -118,6 +120,7 @@ class Trainer:
         self.peak_flops = devices.peak_flops(self.device, DTYPES[self.config.parallel.param_dtype])
         fuse_operators(model, self.config.optimization)
         self.meshes = build_meshes(self.config.parallel, self.distributed.world_size, self.device)
+        self.sharder = ContextSharder.of(self.meshes.context)
         parallelize(model, self.meshes, self.config.parallel)
         if self.config.model.train_from_scratch:
             initialize_weights(model, self.config.training.seed, self.device)
@@ -167,8 +170,10 @@ class Trainer:
         """One optimizer step over the micro-batches of ``window``; returns its record of metrics."""
         started = time.perf_counter()
         learning_rate = self.optimizer.param_groups[0]["lr"]
-        counts = count_step(window, self.distributed, self.parity)
-        loss, aux_loss = forward_backward(self.model, window, counts, self.aux_loss_coefficient, self.parity)
+        counts = count_step(window, self.distributed, self.parity, self.sharder)
+        loss, aux_loss = forward_backward(
+            self.model, window, counts, self.aux_loss_coefficient, self.parity, self.sharder
+        )
         grad_norm, clip = self._clip()
         local = [loss, aux_loss, float(stop.requested), *self.expert_load.take()]
         loss, aux_loss, stopping, *load = self.distributed.sum(local)
@@ -199,13 +204,15 @@ class Trainer:
             total, weight = 0.0, 0.0
             for batch in loader:
                 targets, rows = num_targets(batch), len(batch["labels"])
-                loss = cross_entropy_sum(self.model, to_device(batch, self.device))[0].item()
+                part = to_device(self.sharder.shard_batch(batch), self.device)
+                loss = cross_entropy_sum(self.model, part)[0].item()
                 if self.parity == "llamafactory" and targets:
                     loss, targets = loss / targets * rows, rows
                 total, weight = total + loss, weight + targets
             total, weight = self.distributed.sum([total, weight])
             key = "eval_loss" if len(self.eval_loaders) == 1 else f"eval_loss_{name}"
-            losses[key] = total / weight if weight else math.nan
+            # Each rank of a context-parallel group had a part of the loss and counted the whole rows.
+            losses[key] = total / weight * self.sharder.num_ranks if weight else math.nan
         self.model.train()
         return losses
 

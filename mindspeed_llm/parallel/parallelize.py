@@ -5,6 +5,7 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from mindspeed_llm.config import ParallelConfig
+from mindspeed_llm.parallel.context.apply import apply_context_parallel
 from mindspeed_llm.parallel.expert import apply_expert_parallel
 from mindspeed_llm.parallel.fsdp import apply_fsdp
 from mindspeed_llm.parallel.mesh import Meshes
@@ -13,6 +14,7 @@ from mindspeed_llm.parallel.recompute import apply_recompute
 
 def parallelize(model: PreTrainedModel, meshes: Meshes, parallel: ParallelConfig) -> None:
     """Transform a model on the meta device in place; weights are materialised into the shards afterwards."""
+    apply_context_parallel(model, meshes.context)
     apply_recompute(model, parallel)
     experts = apply_expert_parallel(model, meshes.expert) if meshes.expert else []
     apply_fsdp(model, meshes, parallel, experts)

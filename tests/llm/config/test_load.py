@@ -160,6 +160,10 @@ def test_required_keys_are_named_even_if_their_section_is_missing(error: Error) 
         (["training.max_steps=0"], "training.max_steps: must be at least 1, or -1"),
         (["training.max_steps=-5"], "training.max_steps: must be at least 1, or -1"),
         (["training.lr=1e-7"], "training.min_lr: 1e-06 is above lr 1e-07"),
+        (
+            ["parallel.cp_size=2", "model.attn_implementation=eager"],
+            "parallel: cp_size brings an attention implementation of its own: drop model.attn_implementation",
+        ),
     ],
 )
 def test_contradictions(overrides: list[str], message: str, error: Error) -> None:

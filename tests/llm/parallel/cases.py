@@ -6,8 +6,10 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Gemma2Config,
     GptOssConfig,
     LlamaConfig,
+    MistralConfig,
     PreTrainedModel,
     Qwen2MoeConfig,
     Qwen3Config,
@@ -51,6 +53,15 @@ MODELS = {
         num_experts_per_tok=2,
         sliding_window=6,
     ),
+    "mistral": MistralConfig(**_SHAPE | {"num_key_value_heads": 1}, sliding_window=5),
+    # A window in every other layer, bounded scores, a scale of its own.
+    "gemma2": Gemma2Config(
+        **_SHAPE | {"attn_implementation": "eager"},
+        head_dim=8,
+        sliding_window=5,
+        attn_logit_softcapping=3.0,
+        query_pre_attn_scalar=16,
+    ),
     # Every token goes to experts 0 and 1: the ranks that hold others get none.
     "lopsided": _deepseek(),
 }
@@ -69,13 +80,14 @@ def build_model(name: str) -> PreTrainedModel:
 
 
 def rows(case: dict) -> list[list[Batch]]:
-    """Per step the micro-rows of the global batch: ``accumulation x ranks`` rows of uneven length and label count."""
+    """Per step the rows of the global batch, ``accumulation x data ranks``, of uneven length and label count."""
+    data_ranks = case["ranks"] // case["parallel"].get("cp_size", 1)
     generator = torch.Generator().manual_seed(11)
     steps = []
     for step in range(STEPS):
         # The last window of an epoch has fewer micro-batches.
         micro_batches = 1 if step == STEPS - 1 else case["accumulation"]
-        steps.append([row(case, index, generator) for index in range(micro_batches * case["ranks"])])
+        steps.append([row(case, index, generator) for index in range(micro_batches * data_ranks)])
     return steps
 
 

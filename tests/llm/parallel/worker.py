@@ -15,6 +15,7 @@ from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.foundation.distributed import Distributed, start
 from mindspeed_llm.optim.adamw import AdamW
 from mindspeed_llm.optim.clip import clip_coefficient, gradient_norm
+from mindspeed_llm.parallel.context.sharder import ContextSharder
 from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.parallel.cases import ADAMW, build_model, rows
@@ -29,13 +30,15 @@ def run_case(case: dict, distributed: Distributed) -> dict:
     model = build_model(case["model"])
     if case.get("fused_experts"):
         assert hf.apply(model, ops=["experts"]).fused("experts")
-    parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
+    meshes = build_meshes(parallel, distributed.world_size, distributed.device)
+    sharder, cp_size = ContextSharder.of(meshes.context), parallel.cp_size
+    parallelize(model, meshes, parallel)
     optimizer = AdamW(model.parameters(), **ADAMW)
     result: dict = {"losses": [], "norms": []}
     for step in rows(case):
-        window = step[distributed.rank :: distributed.world_size]
-        counts = count_step(window, distributed)
-        loss, aux_loss = distributed.sum(forward_backward(model, window, counts, case["aux"]))
+        window = step[distributed.rank // cp_size :: distributed.world_size // cp_size]
+        counts = count_step(window, distributed, sharder=sharder)
+        loss, aux_loss = distributed.sum(forward_backward(model, window, counts, case["aux"], sharder=sharder))
         result["losses"].append((loss, aux_loss))
         result.setdefault("gradients", {n: full(p.grad) for n, p in model.named_parameters() if p.grad is not None})
         result["norms"].append(gradient_norm(model.parameters()))
