@@ -34,6 +34,8 @@ class Problem:
     """What gradients are taken of: arguments and parameters, requiring grad."""
     contestants: Mapping[str, Callable[..., Outputs]]
     """By name; OURS is among them, and the first is the one the others' results are held against."""
+    layers: int = 1
+    """How many operators in sequence round their results: as many times is what the results may differ by."""
 
 
 @dataclass(frozen=True)

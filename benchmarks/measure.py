@@ -28,13 +28,13 @@ def steps(problem: Problem, backward: bool) -> dict[str, Step]:
     return {name: partial(_backward, f, problem, cotangents) for name, f in problem.contestants.items()}
 
 
-def verify(steps: Mapping[str, Step]) -> None:
-    """Raise AssertionError if a contestant's results are not those of the first, up to rounding."""
+def verify(steps: Mapping[str, Step], layers: int = 1) -> None:
+    """Raise AssertionError if a contestant's results are not those of the first, up to the rounding of each layer."""
     (first, reference), *others = steps.items()
     expected = reference()
     for name, step in others:
         for actual, wanted in zip(step(), expected, strict=True):
-            allowed = TOLERANCE[wanted.dtype] * torch.finfo(wanted.dtype).eps
+            allowed = layers * TOLERANCE[wanted.dtype] * torch.finfo(wanted.dtype).eps
             scale = wanted.float().square().mean().sqrt().item()
             try:
                 torch.testing.assert_close(actual, wanted, rtol=allowed, atol=allowed * scale)

@@ -56,7 +56,7 @@ def run(case: Case, seconds: float) -> Iterator[Result]:
     problem = case.build()
     for backward in case.passes:
         steps = measure.steps(problem, backward)
-        measure.verify(steps)
+        measure.verify(steps, problem.layers)
         work = case.work(backward)
         ceiling = measure.matmul(case.dtype) if work.flops else measure.copy()
         times = measure.medians({**steps, CEILING: ceiling}, seconds)

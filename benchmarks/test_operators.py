@@ -24,7 +24,7 @@ def group(case, problem, request):
     if request.param == "fwd+bwd" and not case.backward:
         pytest.skip(f"{case.op} has no backward")
     steps = measure.steps(problem, backward=request.param == "fwd+bwd")
-    measure.verify(steps)
+    measure.verify(steps, problem.layers)
     return f"{case}, {request.param}", steps
 
 

@@ -49,4 +49,4 @@ def problem(tokens: int, hidden: int, intermediate: int, experts: int, top_k: in
     contestants = {"HF grouped_mm": partial(theirs, "grouped_mm"), OURS: ours}
     if experts <= 8:  # with 64 it takes many times as long as the others
         contestants[EAGER] = partial(theirs, "eager")
-    return Problem((x, index, weights), [x, weights, *module.parameters()], contestants)
+    return Problem((x, index, weights), [x, weights, *module.parameters()], contestants, layers=2)
