@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mindspeed_kernels.ascend_twin import AscendTwin, Report
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "ascend-tests"
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a launch on the twin reported."""
-
-    errors: list[str]
-    sync_sites: list[str]
-    counters: dict[str, int]
 
 
 def _run(*command: str) -> None:
@@ -30,12 +23,28 @@ def _run(*command: str) -> None:
 
 
 @cache
+def build() -> Path:
+    """Where the libraries are, built if their sources are newer; MINDSPEED_SANITIZE names sanitizers to build with."""
+    sanitize = os.environ.get("MINDSPEED_SANITIZE", "")
+    options = (
+        "-DMINDSPEED_ASCEND_TESTS=ON",
+        f"-DMINDSPEED_OUTPUT_DIRECTORY={BUILD}",
+        f"-DMINDSPEED_SANITIZE={sanitize}",
+    )
+    _run(sys.executable, "-m", "cmake", "-S", "csrc/ascend", "-B", str(BUILD), "-G", "Ninja", *options)
+    _run(sys.executable, "-m", "cmake", "--build", str(BUILD), "--parallel", "1")
+    return BUILD
+
+
+@cache
 def twin_tests() -> ctypes.CDLL:
-    """The library of the twin's own tests, built if its sources are newer."""
-    configure = ("-S", "csrc/ascend", "-B", str(BUILD), "-G", "Ninja", "-DMINDSPEED_ASCEND_TESTS=ON")
-    _run(sys.executable, "-m", "cmake", *configure)
-    _run(sys.executable, "-m", "cmake", "--build", str(BUILD), "--target", "ascend_twin_tests", "--parallel", "1")
-    return ctypes.CDLL(str(BUILD / "libascend_twin_tests.so"))
+    """The library of the twin's own tests."""
+    return ctypes.CDLL(str(build() / "_ascend_twin_tests.so"))
+
+
+def kernels(**options: Any) -> AscendTwin:
+    """The AscendC kernels on the twin."""
+    return AscendTwin(build() / "_ascend_twin.so", **options)
 
 
 def json_of(function: Any, *arguments: Any) -> Any:

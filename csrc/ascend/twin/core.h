@@ -99,7 +99,8 @@ struct Buffer {
   uint32_t offset, bytes;
   std::string label;
   State state = kFree;
-  uint32_t generation = 0;  // counts the allocations from its queue, so that a stale tensor is known
+  uint32_t generation = 0;       // counts the allocations from its queue, so that a stale tensor is known
+  AscendC::HardEvent emptied{};  // the flag that FreeTensor sets, of the pipes of its queue
   int enqueued_event = -1, freed_event = -1;
 };
 
@@ -110,7 +111,7 @@ using FlagGroup = std::tuple<int, int, CoreKind, int>;
 struct Launch {
   Options options;
   int blocks = 1, sub_blocks = 1;  // sub_blocks: vector cores per block
-  bool mixed = false;              // blocks have a cube core too
+  bool cube = false;               // blocks have a cube core
   int cores = 0;
   std::vector<std::string> core_names;
   std::vector<GlobalBuffer> buffers;

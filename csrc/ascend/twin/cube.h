@@ -20,7 +20,8 @@ void LoadData(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LoadDa
   op.require(!params.ifTranspose || sizeof(T) == 2, "only elements of 2 bytes can be transposed");
   op.require(params.addrMode == 0, "descending fractals are not in the twin");
   for (uint64_t repeat = 0; repeat < params.repeatTimes; ++repeat) {
-    const T* in = op.read("src", src, (params.startIndex + repeat * params.srcStride) * kElements, kElements);
+    const uint64_t first = (params.startIndex + repeat * params.srcStride) * kElements;
+    const T* in = op.read("src", src, first, kElements, 0, true);  // fractals may reach past the matrix
     T* out = op.write("dst", dst, repeat * (params.dstGap + 1) * kElements, kElements);
     for (uint64_t i = 0; i < kElements; ++i) out[params.ifTranspose ? i % 16 * 16 + i / 16 : i] = in[i];
   }

@@ -10,6 +10,7 @@
 // proves and what it cannot.
 #pragma once
 
+#define __host__
 #define __aicore__
 #define __global__
 #define __gm__

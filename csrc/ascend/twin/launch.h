@@ -8,8 +8,8 @@
 
 namespace ascend_twin {
 
-// Vector cores only, or blocks of one cube core and two vector cores, as <<<blocks>>> starts them.
-enum class Cores { kVector, kMixed };
+// A block is one vector core, one cube core, or a cube core and two vector cores.
+enum class Cores { kVector, kCube, kMixed };
 
 inline void check_at_end(Core& core) {
   for (const auto& buffer : core.buffers) {
@@ -17,7 +17,7 @@ inline void check_at_end(Core& core) {
     if (buffer->state == Buffer::kQueued) core.report(text(buffer->label, " was never taken from its queue"));
     // TPipe's destructor waits for the flags of buffers that were freed.
     if (buffer->state == Buffer::kFree && buffer->freed_event >= 0) {
-      wait_flag(queue_events(buffer->position).emptied, buffer->freed_event);
+      wait_flag(buffer->emptied, buffer->freed_event);
     }
   }
   for (const auto& [flag, clock] : core.flags) {
@@ -77,21 +77,21 @@ inline Report launch(const Options& options, Cores cores, int blocks, std::vecto
   Launch launch;
   launch.options = options;
   launch.blocks = blocks;
-  launch.mixed = cores == Cores::kMixed;
-  launch.sub_blocks = launch.mixed ? 2 : 1;
+  launch.cube = cores != Cores::kVector;
+  launch.sub_blocks = cores == Cores::kMixed ? 2 : cores == Cores::kVector ? 1 : 0;
   launch.buffers = std::move(buffers);
-  const int per_block = launch.mixed + launch.sub_blocks;
+  const int per_block = launch.cube + launch.sub_blocks;
   launch.cores = launch.running = blocks * per_block;
   launch.arrived.resize(launch.cores);
   for (int i = 0; i < launch.cores; ++i) {
-    const int block = i / per_block, sub_block = i % per_block - launch.mixed;
+    const int block = i / per_block, sub_block = i % per_block - launch.cube;
     launch.core_names.push_back(sub_block < 0 ? text("AIC ", block)
                                               : text("AIV ", block * launch.sub_blocks + sub_block));
   }
   std::vector<std::thread> threads;
   for (int i = 0; i < launch.cores; ++i) {
     threads.emplace_back([&launch, &kernel, i, per_block] {
-      const int block = i / per_block, sub_block = i % per_block - launch.mixed;
+      const int block = i / per_block, sub_block = i % per_block - launch.cube;
       Core core(launch, sub_block < 0 ? CoreKind::kCube : CoreKind::kVector, i, block, std::max(0, sub_block));
       run_core(core, kernel);
     });

@@ -11,10 +11,11 @@ struct QueueEvents {
   AscendC::HardEvent filled, emptied;
 };
 
-constexpr QueueEvents queue_events(AscendC::TPosition position) {
+constexpr QueueEvents queue_events(AscendC::TPosition source, AscendC::TPosition destination) {
   using AscendC::HardEvent;
   using AscendC::TPosition;
-  switch (position) {
+  if (source != destination) return {HardEvent::MTE2_MTE3, HardEvent::MTE3_MTE2};
+  switch (source) {
     case TPosition::VECIN:
       return {HardEvent::MTE2_V, HardEvent::V_MTE2};
     case TPosition::VECOUT:
@@ -84,13 +85,20 @@ namespace AscendC {
 
 using TEventID = int8_t;
 
-template <TPosition kPosition, int32_t kDepth, int kMask = 0>
-class TQue {
+// A queue between the pipes that fill and empty buffers at kPosition, or, for copies in and out of the same buffer,
+// from VECIN to VECOUT.
+template <TPosition kPosition, TPosition kDestination, int32_t kDepth, int kMask = 0>
+class TQueBind {
+  static_assert(kPosition == kDestination || (kPosition == TPosition::VECIN && kDestination == TPosition::VECOUT),
+                "the twin binds VECIN to VECOUT only");
+
  public:
   template <class T>
   LocalTensor<T> AllocTensor(ascend_twin::Site site = ascend_twin::Site::here()) {
     check_position(site);
-    for (ascend_twin::Buffer* buffer : buffers_) {
+    for (size_t i = 0; i < buffers_.size(); ++i) {
+      ascend_twin::Buffer* buffer = buffers_[cursor_];
+      cursor_ = (cursor_ + 1) % buffers_.size();
       if (buffer->state != ascend_twin::Buffer::kFree) continue;
       if (buffer->freed_event >= 0) ascend_twin::wait_flag(kEvents.emptied, buffer->freed_event);
       buffer->state = ascend_twin::Buffer::kAllocated;
@@ -134,7 +142,7 @@ class TQue {
  private:
   friend class TPipe;
 
-  static constexpr ascend_twin::QueueEvents kEvents = ascend_twin::queue_events(kPosition);
+  static constexpr ascend_twin::QueueEvents kEvents = ascend_twin::queue_events(kPosition, kDestination);
 
   // At most eight tensors of one position may be out at once, in all queues together.
   void check_position(ascend_twin::Site site) const {
@@ -162,8 +170,12 @@ class TQue {
   }
 
   std::vector<ascend_twin::Buffer*> buffers_;
+  size_t cursor_ = 0;  // of the buffer to try first: they are used in turn
   std::deque<ascend_twin::Buffer*> queued_;
 };
+
+template <TPosition kPosition, int32_t kDepth, int kMask = 0>
+class TQue : public TQueBind<kPosition, kPosition, kDepth, kMask> {};
 
 template <TPosition kPosition = TPosition::VECCALC>
 class TBuf {
@@ -199,13 +211,14 @@ class TBuf {
 
 class TPipe {
  public:
-  template <TPosition kPosition, int32_t kDepth, int kMask>
-  bool InitBuffer(TQue<kPosition, kDepth, kMask>& queue, uint8_t count, uint32_t bytes,
+  template <TPosition kPosition, TPosition kDestination, int32_t kDepth, int kMask>
+  bool InitBuffer(TQueBind<kPosition, kDestination, kDepth, kMask>& queue, uint8_t count, uint32_t bytes,
                   ascend_twin::Site site = ascend_twin::Site::here()) {
     bytes = (bytes + ascend_twin::kBlockBytes - 1) / ascend_twin::kBlockBytes * ascend_twin::kBlockBytes;
     for (int i = 0; i < count; ++i) {
       const std::string what = ascend_twin::text("buffer ", i + 1, " of ", int(count), " of the queue");
       queue.buffers_.push_back(&ascend_twin::add_buffer(kPosition, bytes, site, what));
+      queue.buffers_.back()->emptied = ascend_twin::queue_events(kPosition, kDestination).emptied;
     }
     return true;
   }

@@ -23,12 +23,12 @@ inline void barrier_all() {
 // The cores of a kind in one block (-1: in all).
 inline std::vector<int> cores_of(CoreKind kind, int only_block) {
   const Launch& l = core().launch;
-  const int per_block = l.mixed + l.sub_blocks;
+  const int per_block = l.cube + l.sub_blocks;
   std::vector<int> cores;
   for (int block = 0; block < l.blocks; ++block) {
     if (only_block >= 0 && block != only_block) continue;
     for (int i = 0; i < per_block; ++i) {
-      const bool is_cube = l.mixed && i == 0;
+      const bool is_cube = l.cube && i == 0;
       if (is_cube == (kind == CoreKind::kCube)) cores.push_back(block * per_block + i);
     }
   }

@@ -89,8 +89,8 @@ class LocalTensor {
  private:
   template <class U>
   friend class LocalTensor;
-  template <TPosition, int32_t, int>
-  friend class TQue;
+  template <TPosition, TPosition, int32_t, int>
+  friend class TQueBind;
   friend class ascend_twin::Instruction;
 
   ascend_twin::Buffer* buffer_ = nullptr;
@@ -125,16 +125,19 @@ class Instruction {
     return a.buffer_ == b.buffer_ && a.offset_ == b.offset_;
   }
 
-  // `count` elements from `first`. An operand whose alignment is 0 needs that of its memory.
+  // `count` elements from `first`. An operand whose alignment is 0 needs that of its memory. What was never written is
+  // NaN: some instructions may copy it as long as nobody computes with it.
   template <class T>
   const T* read(const char* operand, const AscendC::LocalTensor<T>& tensor, uint64_t first, uint64_t count,
-                uint32_t alignment = 0) const {
+                uint32_t alignment = 0, bool may_be_unwritten = false) const {
     const Span span = check(operand, tensor, first, count, alignment);
     if (span.begin == span.end) return nullptr;
     core_.shadow[span.memory].read(
         span.begin, span.end, access(),
         [&](const Access& earlier, bool) { order(operand, span, earlier, true, false); },
-        [&](uint64_t) { core_.report(text(where(operand, span), " was never written")); });
+        [&](uint64_t) {
+          if (!may_be_unwritten) core_.report(text(where(operand, span), " was never written"));
+        });
     return reinterpret_cast<const T*>(core_.bytes[span.memory].data() + span.begin);
   }
 

@@ -12,7 +12,7 @@ void cube(const Arguments& arguments, bool seeded) {
   const auto bug = [seeded](Step s) { return seeded && s == step; };
   constexpr int kSize = 16 * 16;
   TPipe pipe;
-  if (ASCEND_IS_AIC) {
+  if ASCEND_IS_AIC {
     TQue<TPosition::A1, 1> l1;
     TQue<TPosition::A2, 1> l0a;
     TQue<TPosition::B2, 1> l0b;

@@ -192,16 +192,12 @@ void product(uint8_t* out, uint8_t* left, uint8_t* right, int m, int n, int k, b
   pipe.InitBuffer(a2, 1, rows * depth * sizeof(T));
   pipe.InitBuffer(b2, 1, columns * depth * sizeof(T));
   pipe.InitBuffer(co, 1, rows * columns * sizeof(float));
-  // Rows and columns past the matrices take no part in the product, but have to hold something: the twin's poison is
-  // replaced by a copy of the first row.
   const auto load = [&](auto& queue, uint8_t* data, int height, int width, int padded_height) {
     LocalTensor<T> local = queue.template AllocTensor<T>();
     Nd2NzParams p;
     p.ndNum = 1, p.nValue = height, p.dValue = width, p.srcDValue = width;
     p.dstNzC0Stride = padded_height, p.dstNzNStride = 1;
     DataCopy(local, all_of<T>(data), p);
-    p.nValue = 1;
-    for (int row = height; row < padded_height; ++row) DataCopy(local[row * kC0], all_of<T>(data), p);
     queue.EnQue(local);
   };
   load(a1, left, m, k, rows);
@@ -298,7 +294,8 @@ char* twin_product(const char* type, uint8_t* out, uint8_t* a, uint8_t* b, int m
   const std::string name = type;
   const uint64_t bytes = name == "float32" ? 4 : 2;
   const auto kernel = [&] {
-    if (ASCEND_IS_AIV) return;
+    if ASCEND_IS_AIV
+      return;
     if (name == "float32") product<float>(out, a, b, m, n, k, transposed, twice);
     if (name == "float16") product<half>(out, a, b, m, n, k, transposed, twice);
     if (name == "bfloat16") product<bfloat16_t>(out, a, b, m, n, k, transposed, twice);

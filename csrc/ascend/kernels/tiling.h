@@ -1,0 +1,70 @@
+// How a matrix is cut into the tiles that its cores work on: decided on the host, used by the kernels.
+#pragma once
+
+#include <cstdint>
+
+// Of functions that run on the host and in kernels.
+#ifdef __aicore__
+#define BOTH_SIDES __host__ __aicore__
+#else
+#define BOTH_SIDES
+#endif
+
+namespace mindspeed::ascend {
+
+// Unified buffer that kernels plan with; the rest is left to the few bytes that depend on no tile.
+constexpr int64_t kUnifiedBufferBudget = 184 << 10;
+
+template <class T>
+BOTH_SIDES constexpr T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+
+template <class T>
+BOTH_SIDES constexpr T larger(T a, T b) {
+  return a > b ? a : b;
+}
+
+BOTH_SIDES constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+BOTH_SIDES constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+// Rows of local memory are padded to whole blocks of 32 bytes, at most this many elements.
+constexpr int64_t kRowElements = 16;
+
+// Tiles of `rows` whole rows, or, where a row is too long, of `rows` parts of `columns` columns.
+struct Tiles {
+  int64_t matrix_rows, matrix_columns;
+  int32_t rows, columns;
+  int32_t buffers;  // of each queue: 2 lets copies and computations overlap
+
+  BOTH_SIDES constexpr int64_t down() const { return ceil_div(matrix_rows, rows); }
+  BOTH_SIDES constexpr int64_t across() const { return ceil_div(matrix_columns, columns); }
+};
+
+// The bytes of the unified buffer that a kernel needs for each element of a tile, row of it and column of it, and
+// besides.
+struct Footprint {
+  int64_t queued;  // per element, in queues of one buffer each
+  int64_t scratch, per_row = 0, per_column = 0, fixed = 0;
+
+  int64_t bytes(int64_t rows, int64_t columns, int64_t buffers) const {
+    return rows * columns * (queued * buffers + scratch) + rows * per_row + columns * per_column + fixed;
+  }
+};
+
+// The largest tiles that fit, but no fewer than there are cores if the matrix has the rows. Whole rows if one fits,
+// with one buffer in each queue if need be.
+inline Tiles tile(int64_t rows, int64_t columns, const Footprint& footprint, int64_t cores) {
+  constexpr int64_t kMaxRows = 128, kMaxColumns = 8192;
+  const auto fits = [&](int64_t r, int64_t c, int64_t buffers) {
+    return footprint.bytes(r, c, buffers) <= kUnifiedBufferBudget;
+  };
+  int64_t part = smaller(round_up(columns, kRowElements), kMaxColumns), buffers = 2;
+  if (!fits(1, part, 2)) buffers = part >= columns && fits(1, part, 1) ? 1 : 2;
+  while (!fits(1, part, buffers)) part = round_up(part / 2, kRowElements);
+  int64_t height = 1;
+  while (height < kMaxRows && 2 * height * cores <= rows && fits(2 * height, part, buffers)) height *= 2;
+  return {rows, columns, int32_t(height), int32_t(smaller(part, round_up(columns, kRowElements))), int32_t(buffers)};
+}
+
+}  // namespace mindspeed::ascend

@@ -1,0 +1,103 @@
+"""The AscendC flash attention on the twin against its definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mindspeed_kernels import reference
+from tests.ascend.native import kernels
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, *, blocks: int = 2, **options) -> None:
+    """Output, logsumexp and gradients. p and ds are rounded to the inputs' dtype before they meet another matrix."""
+    twin = kernels(blocks=blocks)
+    out, logsumexp = twin.flash_attention(q, k, v, **options)
+    packed = {"cu_seqlens_q": torch.tensor([0, len(q)]), "cu_seqlens_k": torch.tensor([0, len(k)])} | options
+    wide = [t.double().requires_grad_() for t in (q, k, v)]
+    expected, expected_logsumexp = reference.flash_attention(*wide, return_logsumexp=True, **packed)
+    half_unit = torch.finfo(q.dtype).eps / 2
+    error = (out.double() - expected).abs().max()
+    assert error <= 2.5 * half_unit * v.abs().max()
+    torch.testing.assert_close(logsumexp.double(), expected_logsumexp, rtol=1e-5, atol=1e-5)
+
+    grad_out, grad_logsumexp = torch.randn_like(out), torch.randn_like(logsumexp)
+    seen = (expected_logsumexp > -torch.inf).double()
+    total = (expected * grad_out).sum() + (expected_logsumexp.masked_fill(seen == 0, 0.0) * grad_logsumexp).sum()
+    expected_grads = torch.autograd.grad(total, wide)
+    grads = twin.flash_attention_backward(grad_out, grad_logsumexp, q, k, v, out, logsumexp, **options)
+    # What is rounded: p, of which a query has 1 in all and a key `column`, and ds, which is p times dp and the delta
+    # that cancels against it.
+    (column,) = torch.autograd.grad(reference.flash_attention(*wide, **packed).sum(), wide[2:])
+    scale = options.get("scale") or q.shape[2] ** -0.5
+    group = q.shape[1] // k.shape[1]
+    dp = torch.einsum("qhgd,khd->hgqk", grad_out.double().unflatten(1, (-1, group)), v.double()).abs().max()
+    sizes = (
+        2 * scale * dp * k.abs().max(),
+        2 * scale * dp * q.abs().max() * column.max(),
+        grad_out.abs().max() * column.max(),
+    )
+    for name, actual, expected_grad, size in zip("qkv", grads, expected_grads, sizes, strict=True):
+        error = (actual.double() - expected_grad).abs().max()
+        assert error <= 3 * half_unit * (size + expected_grad.abs().max()), f"grad_{name}: {error}, {size}"
+
+
+# Queries, keys, query heads, key heads, head_dim, value_dim
+SHAPES = [
+    (1, 1, 1, 1, 16, 16),
+    (5, 9, 2, 1, 24, 40),
+    (70, 70, 4, 2, 64, 64),
+    (130, 300, 2, 2, 20, 136),  # two query blocks, three tiles of keys, values of two tiles
+    (33, 129, 1, 1, 300, 256),  # several steps of head_dim, values so long that a core takes 32 queries
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+def test_shapes(dtype: torch.dtype, shape: tuple[int, ...], causal: bool):
+    torch.manual_seed(0)
+    queries, keys, num_heads, num_kv_heads, head_dim, value_dim = shape
+    q = torch.randn(queries, num_heads, head_dim).to(dtype)
+    k, v = torch.randn(keys, num_kv_heads, head_dim).to(dtype), torch.randn(keys, num_kv_heads, value_dim).to(dtype)
+    check(q, k, v, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 50, 140])
+def test_window(causal: bool, window: int):
+    torch.manual_seed(1)
+    q, k, v = torch.randn(150, 1, 16).half(), torch.randn(200, 1, 16).half(), torch.randn(200, 1, 16).half()
+    check(q, k, v, causal=causal, window=window)
+
+
+def test_packed_sequences():
+    torch.manual_seed(2)
+    q, k, v = torch.randn(150, 2, 16).half(), torch.randn(180, 1, 16).half(), torch.randn(180, 1, 16).half()
+    ends_q, ends_k = torch.tensor([0, 1, 1, 140, 150]), torch.tensor([0, 7, 7, 150, 180])
+    check(q, k, v, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k)
+    check(q, k, v, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, causal=False)
+
+
+@pytest.mark.parametrize("offset", [-100, -20, 0, 60, 1000])
+def test_offsets(offset: int):
+    """Queries before all keys see nothing: out 0 and logsumexp -inf, never NaN."""
+    torch.manual_seed(3)
+    q, k, v = torch.randn(70, 1, 16).half(), torch.randn(90, 1, 16).half(), torch.randn(90, 1, 16).half()
+    check(q, k, v, query_offsets=torch.tensor([offset]))
+    check(q, k, v, query_offsets=torch.tensor([offset]), window=10)
+
+
+def test_large_scores_do_not_overflow():
+    torch.manual_seed(4)
+    q, k, v = 30 * torch.randn(40, 1, 16), 30 * torch.randn(200, 1, 16), torch.randn(200, 1, 16)
+    check(q.half(), k.half(), v.half(), causal=False, scale=1.0)
+
+
+def test_results_do_not_depend_on_the_cores():
+    torch.manual_seed(5)
+    q, k, v = torch.randn(140, 3, 16).half(), torch.randn(140, 1, 16).half(), torch.randn(140, 1, 16).half()
+    one, five = (kernels(blocks=blocks).flash_attention(q, k, v) for blocks in (1, 5))
+    assert torch.equal(one[0], five[0])
+    assert torch.equal(one[1], five[1])
