@@ -1,0 +1,36 @@
+"""The report on the kernels' costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindspeed_kernels.ascend_report import Chip, cube_costs, table, vector_costs
+from tests.ascend.native import build
+
+LIBRARY = "_ascend_twin.so"
+
+
+def test_vector_kernels_move_their_operands_once():
+    """And the weight of a norm, or its partial gradient, once per core, of which each has 16 rows here."""
+    costs = list(vector_costs(build() / LIBRARY, Chip(), tokens=640))
+    assert len(costs) == 7
+    for cost in costs:
+        assert 1.0 <= cost.bytes / cost.least_bytes < (1.2 if "norm" in cost.kernel else 1.001), cost.kernel
+        assert cost.seconds["cube"] == 0.0
+    lines = table(costs).splitlines()
+    assert len(lines) == 8
+    assert "swiglu backward" in lines[5]
+
+
+def test_cube_kernels_count_their_products():
+    chip = Chip()
+    costs = {cost.kernel: cost for cost in cube_costs(build() / LIBRARY, chip, tokens=512, head_dim=16)}
+    forward = costs["flash_attention forward"]
+    assert forward.counters["cube_flops"] == 2 * 2 * 128 * (256 + 64) * 16  # two products with the visible keys
+    # Three products along the keys of 64 queries each, four along the queries of 128 keys each.
+    backward = costs["flash_attention backward"]
+    along_keys, along_queries = 64 * 256 + 64 * 320, 128 * 128 + 128 * 128 + 64 * 64
+    assert backward.counters["cube_flops"] == 2 * (3 * along_keys + 4 * along_queries) * 16
+    gemm = costs["grouped_gemm"]
+    assert gemm.seconds["cube"] == pytest.approx(2 * 512 * 4096 * 14336 / chip.cube_flops_per_second)
+    assert gemm.bound == "cube"
