@@ -47,5 +47,17 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
          " float alpha, float limit, float up_offset, bool parameter_gradients) -> (Tensor grad_x,"
          " Tensor grad_top_k_weights, Tensor grad_gate_up, Tensor grad_gate_up_bias, Tensor grad_down,"
          " Tensor grad_down_bias)");
+
+  define("cross_entropy_(Tensor(a!) logits, Tensor targets, Tensor? weight, int ignore_index, float? softcap,"
+         " float label_smoothing, float z_loss) -> Tensor");
+  define("add_to_bfloat16_sum_(Tensor(a!) high, Tensor(b!) low, Tensor addend, bool last) -> ()");
+  define("linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, int ignore_index,"
+         " float? softcap, float label_smoothing, float z_loss, int chunk) -> Tensor");
+  define("linear_cross_entropy_sum(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, int ignore_index,"
+         " float? softcap, float label_smoothing, float z_loss, int chunk, bool[3] gradients)"
+         " -> (Tensor loss, Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias)");
+  define("linear_cross_entropy_backward(Tensor grad_losses, Tensor hidden, Tensor weight, Tensor? bias,"
+         " Tensor targets, int ignore_index, float? softcap, float label_smoothing, float z_loss, int chunk,"
+         " bool[3] gradients) -> (Tensor grad_hidden, Tensor grad_weight, Tensor grad_bias)");
 }
 // clang-format on

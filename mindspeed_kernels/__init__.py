@@ -13,6 +13,7 @@ from mindspeed_kernels.ops.adamw import adamw_step_  # noqa: E402
 from mindspeed_kernels.ops.flash_attention import flash_attention  # noqa: E402
 from mindspeed_kernels.ops.fused_experts import fused_experts  # noqa: E402
 from mindspeed_kernels.ops.grouped_gemm import grouped_gemm  # noqa: E402
+from mindspeed_kernels.ops.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from mindspeed_kernels.ops.moe_permute import moe_permute, moe_unpermute  # noqa: E402
 from mindspeed_kernels.ops.rms_norm import rms_norm  # noqa: E402
 from mindspeed_kernels.ops.rotary import rotary  # noqa: E402
@@ -24,6 +25,7 @@ __all__ = [
     "flash_attention",
     "fused_experts",
     "grouped_gemm",
+    "linear_cross_entropy",
     "moe_permute",
     "moe_unpermute",
     "rms_norm",

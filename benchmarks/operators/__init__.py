@@ -3,12 +3,22 @@
 from collections.abc import Iterator
 
 from benchmarks.case import Case
-from benchmarks.operators import adamw, fused_experts, grouped_gemm, moe_unpermute, rms_norm, rotary, swiglu
+from benchmarks.operators import (
+    adamw,
+    fused_experts,
+    grouped_gemm,
+    linear_cross_entropy,
+    moe_unpermute,
+    rms_norm,
+    rotary,
+    swiglu,
+)
 
 OPERATORS = {
     "adamw_step_": adamw,
     "fused_experts": fused_experts,
     "grouped_gemm": grouped_gemm,
+    "linear_cross_entropy": linear_cross_entropy,
     "moe_unpermute": moe_unpermute,
     "rms_norm": rms_norm,
     "rotary": rotary,

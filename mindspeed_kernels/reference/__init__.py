@@ -16,15 +16,23 @@ from torch import Tensor
 from mindspeed_kernels.reference._common import widened as _widened
 from mindspeed_kernels.reference.adamw import adamw_step_
 from mindspeed_kernels.reference.flash_attention import flash_attention, flash_attention_backward
+from mindspeed_kernels.reference.linear_cross_entropy import (
+    cross_entropy,
+    cross_entropy_gradient,
+    linear_cross_entropy,
+)
 from mindspeed_kernels.reference.moe import fused_experts, grouped_gemm, moe_permute, moe_unpermute
 
 __all__ = [
     "adamw_step_",
     "add_rms_norm",
+    "cross_entropy",
+    "cross_entropy_gradient",
     "flash_attention",
     "flash_attention_backward",
     "fused_experts",
     "grouped_gemm",
+    "linear_cross_entropy",
     "moe_permute",
     "moe_unpermute",
     "rms_norm",

@@ -31,6 +31,8 @@ SOURCE = torch.tensor([1, 3, 0, -1])  # two tokens, top 2
 ROUTED = (rand(5, 8), torch.tensor([[0, 2], [1, 0], [5, 2], [0, 1], [2, 1]]), rand(5, 2))
 EXPERTS = (*ROUTED, rand(3, 12, 8), None, rand(3, 8, 6), None, False, False, 1.0, float("inf"), 0.0)
 GPT_OSS_EXPERTS = (*ROUTED, rand(3, 8, 12), rand(3, 12), rand(3, 6, 8), rand(3, 8), True, True, 1.7, 7.0, 1.0)
+TARGETS = torch.tensor([2, -100, 6])
+LOSS = (TARGETS, -100, 5.0, 0.1, 0.01)
 CALLS = {
     "flash_attention_forward": (OPS.flash_attention_forward, (*QKV, rand(4), None, None, None, 0.3, True, 3, 2.0)),
     "flash_attention_forward, packed": (
@@ -91,11 +93,31 @@ CALLS = {
         OPS.adamw_step_,
         (*[[torch.rand(3)] for _ in range(4)], [torch.rand(3).to(HALF)], [1], 1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, 3),
     ),
+    "cross_entropy_": (OPS.cross_entropy_, (torch.randn(3, 7), TARGETS, torch.rand(3), -100, None, 0.1, 0.01)),
+    "cross_entropy_, losses only": (OPS.cross_entropy_, (torch.randn(3, 7), TARGETS, None, -100, 5.0, 0.0, 0.0)),
+    "add_to_bfloat16_sum_": (
+        OPS.add_to_bfloat16_sum_,
+        (torch.rand(5).to(HALF), torch.zeros(5, dtype=torch.uint8), torch.rand(5).to(HALF), False),
+    ),
+    "linear_cross_entropy": (OPS.linear_cross_entropy, (rand(3, 4), rand(7, 4), None, *LOSS, 2)),
+    "linear_cross_entropy_sum": (
+        OPS.linear_cross_entropy_sum,
+        (rand(3, 4), rand(7, 4), rand(7), *LOSS, 2, [True, True, True]),
+    ),
+    "linear_cross_entropy_sum, weight only": (
+        OPS.linear_cross_entropy_sum,
+        (rand(3, 4, grad=False), rand(7, 4), None, *LOSS, 2, [False, True, False]),
+    ),
+    "linear_cross_entropy_backward": (
+        OPS.linear_cross_entropy_backward,
+        (rand(3), rand(3, 4), rand(7, 4), rand(7), *LOSS, 2, [True, True, True]),
+    ),
     "swiglu_backward, concatenated": (OPS.swiglu_backward, (rand(3, 4), rand(3, 8), None)),
 }
 NOT_DIFFERENTIABLE = (
     "flash_attention_backward",
     "fused_experts_backward",
+    "linear_cross_entropy_backward",
     "moe_unpermute_backward",
     "rms_norm_backward",
     "swiglu_backward",
