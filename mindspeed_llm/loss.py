@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.models.loss_head import loss_requested
 from mindspeed_llm.models.skeleton import original_class
 
 
@@ -28,11 +29,20 @@ def cross_entropy_sum(
     # transformers computes the balancing loss only when asked for router logits. Asked by argument and not by the
     # model's configuration, which is exported.
     options = {"output_router_logits": True} if with_aux_loss else {}
-    # Without a cache transformers derives the mask of packed documents from position ids that restart at 0.
-    output = model(**inputs, use_cache=False, **options)
+    with loss_requested(model, batch["labels"]) as request:
+        # Without a cache transformers derives the mask of packed documents from position ids that restart at 0.
+        output = model(**inputs, use_cache=False, **options)
     aux_loss = getattr(output, "aux_loss", None)
     if with_aux_loss and aux_loss is None:
         raise ConfigError(f"training.router_aux_loss_coef: {original_class(model).__name__} has no load-balancing loss")
-    logits = output.logits.float()
-    loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    loss = _of_logits(output.logits, batch["labels"]) if request is None else output.logits
+    if request is not None and loss is not request.loss:
+        raise RuntimeError(
+            f"{original_class(model).__name__} does not return what its head computes; set "
+            "optimization.chunk_loss_size: 0"
+        )
     return loss, aux_loss if with_aux_loss else None
+
+
+def _of_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")

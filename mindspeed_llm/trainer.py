@@ -35,6 +35,7 @@ from mindspeed_llm.models.factory import ModelFactory
 from mindspeed_llm.models.fused import fuse_operators
 from mindspeed_llm.models.initialize import initialize_weights
 from mindspeed_llm.models.loading import load_weights
+from mindspeed_llm.models.loss_head import fuse_loss
 from mindspeed_llm.optim.clip import clip_coefficient, clip_gradients_as_torch, gradient_norm
 from mindspeed_llm.optim.optimizer import OptimizerFactory
 from mindspeed_llm.optim.scheduler import SchedulerFactory, count_steps, set_step
@@ -119,6 +120,8 @@ class Trainer:
         self.flops = count_training_flops(model)
         self.peak_flops = devices.peak_flops(self.device, DTYPES[self.config.parallel.param_dtype])
         fuse_operators(model, self.config.optimization)
+        if self.parity == "none" and self.config.optimization.chunk_loss_size != 0:
+            fuse_loss(model, self.config.optimization.chunk_loss_size)
         self.meshes = build_meshes(self.config.parallel, self.distributed.world_size, self.device)
         self.sharder = ContextSharder.of(self.meshes.context)
         parallelize(model, self.meshes, self.config.parallel)

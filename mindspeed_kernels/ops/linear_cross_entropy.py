@@ -124,22 +124,23 @@ class _WeightGradient:
     """
 
     def __init__(self, weight: Tensor) -> None:
+        vocabulary, hidden_size = weight.shape
         self.dtype = weight.dtype
-        half = weight.dtype in (torch.bfloat16, torch.float16)
+        self.half = weight.dtype in (torch.bfloat16, torch.float16)
         packed = weight.dtype == torch.bfloat16 and has_kernel(weight)
-        self.sum = torch.empty(
-            weight.shape, dtype=torch.float32 if half and not packed else self.dtype, device=weight.device
-        )
+        self.sum = weight.new_empty(weight.shape, dtype=torch.float32 if self.half and not packed else None)
         self.low = torch.zeros_like(self.sum, dtype=torch.uint8) if packed else None
+        block = max(256, 2**22 // max(1, hidden_size))  # products of 8 MiB
+        self.product = weight.new_empty(min(block, vocabulary) if self.half else 0, hidden_size)
 
     def add(self, logits_gradient: Tensor, hidden: Tensor, *, first: bool, last: bool) -> None:
-        if self.sum.dtype == self.dtype and (first or self.low is None):
+        if not self.half or (first and self.low is not None):
             self.sum.addmm_(logits_gradient.t(), hidden, beta=0 if first else 1)
             return
-        size = max(256, 2**22 // max(1, hidden.shape[1]))  # rows of the vocabulary: products of 8 MiB
-        for start in range(0, len(self.sum), size):
-            rows = slice(start, start + size)
-            product = logits_gradient[:, rows].t() @ hidden
+        for start in range(0, len(self.sum), max(1, len(self.product))):
+            rows = slice(start, start + len(self.product))
+            product = self.product[: len(self.sum[rows])]
+            torch.mm(logits_gradient[:, rows].t(), hidden, out=product)
             if self.low is not None:
                 torch.ops.mindspeed.add_to_bfloat16_sum_(self.sum[rows], self.low[rows], product, last)
             elif first:

@@ -131,7 +131,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "optimization.use_flash_gdn": OriginalKey(_GDN, OFF),
     "optimization.use_triton_rmsnormgated": OriginalKey(_GDN, OFF),
     "optimization.gdn_chunk_size": OriginalKey(_GDN, ANY),
-    "optimization.chunk_loss_size": OriginalKey("a loss computed in chunks is not supported yet"),
 }
 
 _OF_A_DATASET = {

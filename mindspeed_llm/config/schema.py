@@ -328,6 +328,10 @@ class OptimizationConfig(Section):
     """Send tokens to all experts in turn, whatever the router says: equal loads, for benchmarks only."""
     moe_grouped_gemm: Bool = True
     """Fused experts: all of a layer's experts in grouped matrix products, tokens sorted by expert."""
+    chunk_loss_size: NonNegativeInt | None = None
+    """Tokens whose logits are held at a time while the head computes the loss, where the model returns its head's
+    output unchanged; null chooses a size that takes half the memory of the head, 0 holds the logits of all tokens, as
+    runs with training.parity always do."""
 
 
 class Config(Section):
