@@ -6,7 +6,16 @@ from benchmarks import measure
 from benchmarks.case import COMPILED, EAGER, OURS
 from benchmarks.operators import cases
 
-CONTESTANTS = (OURS, COMPILED, EAGER, "F.rms_norm", "torch fused", "torch foreach")
+CONTESTANTS = (
+    OURS,
+    COMPILED,
+    EAGER,
+    "eager, half-precision logits",
+    "F.rms_norm",
+    "torch fused",
+    "torch foreach",
+    "torch.optim.Muon",
+)
 
 
 @pytest.fixture(scope="module", params=cases(), ids=str)

@@ -15,6 +15,7 @@ from mindspeed_kernels.ops.fused_experts import fused_experts  # noqa: E402
 from mindspeed_kernels.ops.grouped_gemm import grouped_gemm  # noqa: E402
 from mindspeed_kernels.ops.linear_cross_entropy import linear_cross_entropy  # noqa: E402
 from mindspeed_kernels.ops.moe_permute import moe_permute, moe_unpermute  # noqa: E402
+from mindspeed_kernels.ops.newton_schulz import newton_schulz  # noqa: E402
 from mindspeed_kernels.ops.rms_norm import rms_norm  # noqa: E402
 from mindspeed_kernels.ops.rotary import rotary  # noqa: E402
 from mindspeed_kernels.ops.route import route  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "linear_cross_entropy",
     "moe_permute",
     "moe_unpermute",
+    "newton_schulz",
     "rms_norm",
     "rotary",
     "route",

@@ -22,6 +22,7 @@ from mindspeed_kernels.reference.linear_cross_entropy import (
     linear_cross_entropy,
 )
 from mindspeed_kernels.reference.moe import fused_experts, grouped_gemm, moe_permute, moe_unpermute
+from mindspeed_kernels.reference.newton_schulz import newton_schulz
 
 __all__ = [
     "adamw_step_",
@@ -35,6 +36,7 @@ __all__ = [
     "linear_cross_entropy",
     "moe_permute",
     "moe_unpermute",
+    "newton_schulz",
     "rms_norm",
     "rotary",
     "swiglu",

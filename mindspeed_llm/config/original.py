@@ -93,9 +93,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "parallel.chunk_mbs_arg_indexs": OriginalKey(_CHUNKS, ANY),
     "parallel.chunk_mbs_kwarg_names": OriginalKey(_CHUNKS, ANY),
     # training
-    "training.optimizer": OriginalKey(
-        "AdamW, always in one fused pass, is the only optimizer so far", ("adamw", "fused_adamw")
-    ),
     "training.calculate_per_token_loss": OriginalKey("the loss is always the mean over all targets of a step", ANY),
     "training.log_throughput": OriginalKey("speed and MFU are always logged", ANY),
     "training.log_cpu_memory": OriginalKey("use a monitor of the system", OFF),

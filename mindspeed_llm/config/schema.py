@@ -269,6 +269,9 @@ class TrainingConfig(Section):
     """Learning rate at the end of the schedule (unless it is constant)."""
     weight_decay: Float = Field(0.01, ge=0)
     """Decoupled weight decay of AdamW; norms and biases get none."""
+    optimizer: Literal["adamw", "fused_adamw", "muon"] = "adamw"
+    """AdamW, always in one fused pass, or Muon for the matrices of the layers (experts one by one, routers not) and
+    AdamW for all else. Muon's updates are as large as AdamW's: the same lr and weight_decay fit."""
     adam_beta1: Float = Field(0.9, ge=0, lt=1)
     """Decay of the mean of the gradients."""
     adam_beta2: Float = Field(0.95, ge=0, lt=1)

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import measure, table
 from benchmarks.case import COMPILED, EAGER, OURS, Case, Problem, Work
-from benchmarks.operators import OPERATORS, adamw, cases, rms_norm, rotary, swiglu
+from benchmarks.operators import OPERATORS, adamw, cases, linear_cross_entropy, newton_schulz, rms_norm, rotary, swiglu
 
 
 def without_compiler(problem: Problem) -> Problem:
@@ -21,11 +21,12 @@ def without_compiler(problem: Problem) -> Problem:
 @pytest.mark.parametrize(
     "build",
     [
+        functools.partial(linear_cross_entropy.problem, 24, 32, 100),
         functools.partial(rms_norm.problem, 48, 32),
         functools.partial(rotary.problem, 24, 4, 2, 16),
         functools.partial(swiglu.problem, 24, 32),
     ],
-    ids=["rms_norm", "rotary", "swiglu"],
+    ids=["linear_cross_entropy", "rms_norm", "rotary", "swiglu"],
 )
 def test_contestants_compute_the_same(build, dtype, backward):
     steps = measure.steps(without_compiler(build(dtype)), backward)
@@ -33,8 +34,9 @@ def test_contestants_compute_the_same(build, dtype, backward):
     measure.verify(steps)
 
 
-def test_optimizers_take_the_same_step():
-    measure.verify(measure.steps(adamw.problem(2, 8), backward=False))
+@pytest.mark.parametrize("problem", [adamw.problem(2, 8), newton_schulz.problem(40)], ids=["adamw_step_", "muon"])
+def test_optimizers_take_the_same_step(problem):
+    measure.verify(measure.steps(problem, backward=False))
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["value", "gradient"])

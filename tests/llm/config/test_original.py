@@ -106,10 +106,6 @@ def test_what_is_not_supported_says_so(key: str, error: Error) -> None:
     ("override", "message"),
     [
         ("parallel.tp_size=2", "tensor parallelism is not supported; shard with parallel.fsdp_size"),
-        (
-            "training.optimizer=muon",
-            "training.optimizer: AdamW, always in one fused pass, is the only optimizer so far",
-        ),
         ("inference.max_new_tokens=3", "inference: this program trains; generate with transformers"),
     ],
 )
