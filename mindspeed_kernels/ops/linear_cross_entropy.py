@@ -96,6 +96,11 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None)
 # ---- The computation, on any device.
 
 
+def _wide(x: Tensor) -> torch.dtype:
+    """Of losses, and of sums over tokens."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 @dataclass(frozen=True)
 class _Loss:
     """What follows the logits."""
@@ -166,12 +171,11 @@ def _compute(
     tokens, (vocabulary, _) = len(hidden), weight.shape
     chunks = max(1, -(-tokens // chunk))
     size = max(1, -(-tokens // chunks))  # all about alike
-    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
 
-    losses = hidden.new_empty(tokens, dtype=wide)
+    losses = hidden.new_empty(tokens, dtype=_wide(hidden))
     grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if gradients[0] else None
     grad_weight = _WeightGradient(weight) if gradients[1] else None
-    grad_bias = hidden.new_zeros(vocabulary, dtype=wide) if gradients[2] else None
+    grad_bias = hidden.new_zeros(vocabulary, dtype=_wide(hidden)) if gradients[2] else None
     memory = hidden.new_empty(min(size, tokens), vocabulary)
     for first in range(0, max(1, tokens), size):  # once for no tokens: gradients of 0
         rows = slice(first, first + size)
@@ -187,7 +191,7 @@ def _compute(
         if grad_weight is not None:
             grad_weight.add(logits, x, first=first == 0, last=first + size >= tokens)
         if grad_bias is not None:
-            grad_bias += logits.sum(0, dtype=wide)
+            grad_bias += logits.sum(0, dtype=_wide(hidden))
     return (
         losses,
         hidden.new_empty(0) if grad_hidden is None else grad_hidden,
@@ -207,11 +211,10 @@ def _(hidden, weight, bias, targets, ignore_index, softcap, label_smoothing, z_l
 @torch.library.impl("mindspeed::linear_cross_entropy_sum", _KEY)
 def _(hidden, weight, bias, targets, ignore_index, softcap, label_smoothing, z_loss, chunk, gradients):
     loss = _Loss(ignore_index, softcap, label_smoothing, z_loss)
-    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    ones = hidden.new_ones(len(hidden), dtype=wide) if any(gradients) else None
+    ones = hidden.new_ones(len(hidden), dtype=_wide(hidden)) if any(gradients) else None
     losses, *grads = _compute(hidden, weight, bias, targets, loss, chunk, ones, gradients)
     # In float64 the order, which depends on the number of threads, does not show; not every device has it.
-    total = losses.sum(dtype=torch.float64).to(wide) if losses.device.type == "cpu" else losses.sum()
+    total = losses.sum(dtype=torch.float64).to(losses.dtype) if losses.device.type == "cpu" else losses.sum()
     return total, *grads
 
 
@@ -228,10 +231,6 @@ def _empty_gradients(hidden: Tensor, weight: Tensor, gradients: Sequence[bool]) 
     shapes = (hidden.shape, weight.shape, weight.shape[:1])
     of_hidden, of_weight, of_bias = (shape if wanted else (0,) for shape, wanted in zip(shapes, gradients, strict=True))
     return hidden.new_empty(of_hidden), weight.new_empty(of_weight), weight.new_empty(of_bias)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 @torch.library.register_fake("mindspeed::cross_entropy_")
