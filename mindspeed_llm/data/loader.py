@@ -83,7 +83,7 @@ class StepLoader:
     @property
     def num_batches(self) -> int:
         """Batches per epoch, of all ranks together."""
-        if self._budget:
+        if self._budget is not None:
             return len(self._budget)
         return len(self.dataset) // self.batch_size if self.drop_last else -(-len(self.dataset) // self.batch_size)
 
@@ -111,10 +111,12 @@ class StepLoader:
     def _plan(self) -> tuple[np.ndarray, np.ndarray]:
         """The rows of this epoch in their order, and where in it each batch ends."""
         size, seed = len(self.dataset), self.seed + self.epoch
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)) if self.shuffle else range(size)
-        if self._budget:
-            return self._budget.order(np.asarray(order), np.random.default_rng(seed))
-        return np.asarray(order), _even_ends(size, self.batch_size)
+        order = np.arange(size)
+        if self.shuffle:
+            order = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy()
+        if self._budget is not None:
+            return self._budget.order(order, np.random.default_rng(seed))
+        return order, _even_ends(size, self.batch_size)
 
     @property
     def batches_per_step(self) -> int:
@@ -130,15 +132,17 @@ class StepLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where a loader stood, also one of other ranks and batch sizes: then at the last whole step before."""
         self.epoch, row = state["epoch"], state["row"]
-        _, ends = self._plan()
-        self.step = int(np.searchsorted(ends, row, side="right")) // self.batches_per_step
+        self.step = int(np.searchsorted(self._ends(), row, side="right")) // self.batches_per_step
         if repeated := row - self._row_of(self.step):
             logger.warning("steps have other rows now: the last %d rows are taken again", repeated)
 
     def _row_of(self, step: int) -> int:
         """The first row of a step of this epoch."""
-        _, ends = self._plan() if self._budget else (None, _even_ends(len(self.dataset), self.batch_size))
-        return int(ends[step * self.batches_per_step - 1]) if step else 0
+        return int(self._ends()[step * self.batches_per_step - 1]) if step else 0
+
+    def _ends(self) -> np.ndarray:
+        """Where each batch of this epoch ends, in rows."""
+        return self._plan()[1] if self._budget is not None else _even_ends(len(self.dataset), self.batch_size)
 
 
 class EvalLoader:

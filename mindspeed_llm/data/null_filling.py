@@ -47,7 +47,7 @@ def _note(shape: _Shape, value: Any) -> None:
 
 def _fill(shape: _Shape, value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _fill(part, value.get(key)) for key, part in shape.items()}
+        return {key: _fill(part, value.get(key)) for key, part in shape.items() if key is not _ITEMS}
     if isinstance(value, list):
         return [_fill(shape[_ITEMS], item) for item in value]
     return value

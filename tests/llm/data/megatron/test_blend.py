@@ -204,5 +204,19 @@ def test_arithmetic_beyond_32_bits() -> None:
     lengths = np.full(5, 2**31 - 1, np.int32)
     order = np.arange(5, dtype=np.int32)[::-1].copy()
     assert accumulate_lengths(lengths, order).tolist() == [index * (2**31 - 1) for index in range(6)]
+
+
+def test_what_cannot_be_ordered() -> None:
     with pytest.raises(ValueError, match="a weight, and with limits a limit"):
         blend(np.ones(2), 4, np.ones(3, np.int64))
+    with pytest.raises(ValueError, match="do not add up to the size"):
+        blend(np.ones(2), 4, np.ones(2, np.int64))
+    with pytest.raises(ValueError, match="a weight is not finite"):
+        blend(np.array([0.5, np.nan]), 4)
+    lengths = np.ones(3, np.int32)
+    for position in (3, -1):
+        with pytest.raises(IndexError, match="the order has no such length"):
+            accumulate_lengths(lengths, np.array([0, position], np.int32))
+    with pytest.raises(TypeError):  # nothing is rounded or cut
+        accumulate_lengths(lengths.astype(np.int64), np.zeros(1, np.int32))
+    assert accumulate_lengths(lengths, np.zeros(0, np.int32)).tolist() == [0]
