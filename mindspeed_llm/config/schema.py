@@ -349,8 +349,6 @@ class Config(Section):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.data.data_manager_type == "mg" and self.training.stage != "pt":
             yield "training", f"stage {self.training.stage} has no use for data.data_manager_type: mg; set stage: pt"
-        if self.training.parity == "llamafactory" and self.parallel.ep_size > 1:
-            yield "parallel", "ep_size is for parity: none; LLaMA-Factory spreads no experts that one could agree with"
         if self.model.attn_implementation is not None and self.parallel.cp_size > 1:
             yield "parallel", "cp_size brings an attention implementation of its own: drop model.attn_implementation"
         if self.training.max_tokens_per_batch is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mindspeed_llm.optim.local import local
@@ -16,13 +17,28 @@ def clip_coefficient(norm: float, max_norm: float) -> float:
     return max_norm / norm if 0 < max_norm < norm < float("inf") else 1.0
 
 
+@torch.no_grad()
 def clip_gradients_as_torch(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-    """Scale all gradients in place by torch's own function, for parity with trainers that use it; returns their norm.
+    """Scale all gradients in place as torch's own function does, and return their norm: for parity with its users.
 
-    Its norm is less exact, and it divides by the norm + 1e-6. All gradients must live on one mesh.
+    Its norm is less exact, and it divides by the norm + 1e-6. It takes gradients of one mesh only; those of several are
+    joined here. Collective.
     """
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm or float("inf"))
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    meshes: dict[DeviceMesh | None, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        meshes.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+    norms = [_full(torch.nn.utils.get_total_norm(group)) for group in meshes.values()]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    if max_norm:
+        coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            local(gradient).mul_(coefficient)
+    return norm.item()
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()

@@ -59,11 +59,22 @@ def test_steps_of_one_process(name, tmp_path):
     assert_steps_equal(case, read_metrics(tmp_path / "out" / "metrics.jsonl"))
 
 
-def test_steps_of_two_ranks(tmp_path):
-    """Two ranks with half the accumulation see the same global batches."""
-    case = load("A_base")
-    configuration(case, tmp_path / "out", gradient_accumulation_steps=1)
-    finished = launch(["-m", "mindspeed_llm.run", str(tmp_path / "out.yaml")], 2)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("A_base", {}),
+        ("J_moe_aux", {"ep_size": 2}),
+        ("A_base", {"cp_size": 2, "cp_type": "ring"}),
+        ("J_moe_aux", {"ep_size": 2, "cp_size": 2}),
+    ],
+)
+def test_steps_of_two_ranks(name, layout, tmp_path):
+    """The same global batches: two ranks with half the accumulation, or with halves of every sequence."""
+    case = load(name)
+    accumulation = case["config"]["gradient_accumulation_steps"] // (1 if "cp_size" in layout else 2)
+    configuration(case, tmp_path / "out", gradient_accumulation_steps=accumulation)
+    options = [f"--parallel.{key}={value}" for key, value in layout.items()]
+    finished = launch(["-m", "mindspeed_llm.run", str(tmp_path / "out.yaml"), *options], 2)
     assert finished.returncode == 0, finished.stderr
     assert_steps_equal(case, read_metrics(tmp_path / "out" / "metrics.jsonl"))
 
