@@ -71,10 +71,11 @@ def test_steps_of_one_process(tmp_path):
     assert_steps_equal(tmp_path / "out")
 
 
-def test_steps_of_two_ranks(tmp_path):
-    """Two ranks with half the accumulation see the same global batches."""
-    path = configuration(tmp_path / "out", gradient_accumulation_steps=2)
-    finished = launch(["-m", "mindspeed_llm.run", str(path)], 2)
+@pytest.mark.parametrize(("accumulation", "cp_size"), [(2, 1), (4, 2)])
+def test_steps_of_two_ranks(accumulation, cp_size, tmp_path):
+    """The same global batches: two ranks with half the accumulation, or with halves of every sequence."""
+    path = configuration(tmp_path / "out", gradient_accumulation_steps=accumulation)
+    finished = launch(["-m", "mindspeed_llm.run", str(path), f"--parallel.cp_size={cp_size}"], 2)
     assert finished.returncode == 0, finished.stderr
     assert_steps_equal(tmp_path / "out")
 
