@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from tests.llm.parallel.cases import combinations
 from tests.llm.parallel.test_equivalence import case, check
 
 ULYSSES, RING = {"cp_size": 2, "cp_type": "ulysses"}, {"cp_size": 2, "cp_type": "ring"}
@@ -22,6 +23,7 @@ LAYOUTS = {
     "ring4": (4, RING | {"cp_size": 4}),
     "hybrid4": (4, HYBRID),
 }
+MODELS = ["qwen3", "tied_llama", "qwen3_moe", "mistral", "gemma2", "gpt_oss", "deepseek_v3"]
 FEW = [
     case("qwen3", 2, packed=True, accumulation=3, **RING),
     case("qwen3_moe", 2, accumulation=3, aux=0.1, **ULYSSES),
@@ -41,9 +43,7 @@ def test_equals_one_process(ranks, tmp_path):
     check([case for case in FEW if case["ranks"] == ranks], ranks, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["qwen3", "tied_llama", "qwen3_moe", "mistral", "gemma2", "gpt_oss", "deepseek_v3"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("model", "layout"), combinations(MODELS, list(LAYOUTS)))
 def test_every_combination_equals_one_process(model, layout, tmp_path):
     ranks, sizes = LAYOUTS[layout]
     cases = []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import launch
+from tests.llm.parallel.cases import combinations
 from tests.llm.parallel.test_equivalence import case, check
 
 LAYOUTS = {
@@ -17,6 +18,7 @@ LAYOUTS = {
     "ep4": (4, {"ep_size": 4}),
     "hsdp2_ep2": (4, {"ep_size": 2, "dp_replicate_size": 2, "fsdp_size": 2}),
 }
+MODELS = ["qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt_oss", "lopsided"]
 FEW = [
     case("qwen3_moe", 2, accumulation=3, aux=0.1, ep_size=2),
     case("gpt_oss", 2, packed=True, recompute=True, ep_size=2),
@@ -35,9 +37,7 @@ def test_equals_one_process(ranks, tmp_path):
     check([case for case in FEW if case["ranks"] == ranks], ranks, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt_oss", "lopsided"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("model", "layout"), combinations(MODELS, list(LAYOUTS)))
 def test_every_combination_equals_one_process(model, layout, tmp_path):
     ranks, sizes = LAYOUTS[layout]
     aux = 0.1 if model in ("qwen3_moe", "gpt_oss") else 0.0
