@@ -139,8 +139,11 @@ class _WeightGradient:
         self.product = weight.new_empty(min(block, vocabulary) if self.half else 0, hidden_size)
 
     def add(self, logits_gradient: Tensor, hidden: Tensor, *, first: bool, last: bool) -> None:
-        if not self.half or (first and self.low is not None):
-            self.sum.addmm_(logits_gradient.t(), hidden, beta=0 if first else 1)
+        if first and self.sum.dtype == self.dtype:
+            torch.mm(logits_gradient.t(), hidden, out=self.sum)
+            return
+        if not self.half:
+            self.sum.addmm_(logits_gradient.t(), hidden)
             return
         for start in range(0, len(self.sum), max(1, len(self.product))):
             rows = slice(start, start + len(self.product))
@@ -292,6 +295,7 @@ def _backward(ctx: Any, grad_losses: Tensor) -> tuple[Tensor | None, ...]:
 
 def _setup_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for them
     ctx.save_for_backward(*inputs[:4], *output[1:])
     *ctx.options, ctx.gradients = inputs[4:]
 
