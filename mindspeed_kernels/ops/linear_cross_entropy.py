@@ -300,8 +300,10 @@ def _setup_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     *ctx.options, ctx.gradients = inputs[4:]
 
 
-def _backward_sum(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _backward_sum(ctx: Any, grad_loss: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     needed = ctx.needs_input_grad[:3]
+    if grad_loss is None:
+        return (None,) * 10
     if torch.is_grad_enabled():  # create_graph=True
         grads = _reference_gradients(ctx, grad_loss, "sum")
     elif any(n and not computed for n, computed in zip(needed, ctx.gradients, strict=True)):
