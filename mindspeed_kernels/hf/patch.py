@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Hashable, Iterable
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -11,7 +11,7 @@ from torch import nn
 
 from mindspeed_kernels.hf import experts, prove, rms_norm, rotary, swiglu
 from mindspeed_kernels.hf.prove import Proof
-from mindspeed_kernels.hf.replace import fuse, fusion_of
+from mindspeed_kernels.hf.replace import Fusion, fuse, fusion_of
 from mindspeed_kernels.hf.report import Report, Site
 
 
@@ -72,7 +72,7 @@ def apply(
     # Only now, so that an error above leaves the model as it was.
     for site in sites:
         if site.proof.fusion is not None:
-            fuse(site.module, site.proof.fusion)
+            fuse(site.module, cast(Fusion, site.proof.fusion))
 
     report = Report(tuple(operator.name for operator in operators), tuple(sites))
     for first, *others in report.groups():

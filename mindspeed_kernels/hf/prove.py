@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from mindspeed_kernels.hf.replace import Fusion
+from mindspeed_kernels.hf.replace import Variant
 
 # Units in the last place by which two correct results may differ, by dtype. In bfloat16 eager code rounds up to three
 # times where a fused operator rounds once (rotary: q*cos, rotate(q)*sin, their sum), half a unit each, and so does its
@@ -46,7 +46,7 @@ Outputs = Tensor | tuple[Tensor, ...]
 class Proof:
     """What comparing a site with a fused operator has shown: the fusion that may replace it, or why none may."""
 
-    fusion: Fusion | None
+    fusion: Variant | None
     deviations: Mapping[torch.dtype, Deviation] = field(default_factory=dict)
     reason: str = ""
     """Why not."""
@@ -58,7 +58,7 @@ class Proof:
         return cls(None, reason=reason)
 
     @classmethod
-    def run(cls, fusion: Fusion, compare: Callable[[torch.dtype], Deviation], *, layers: int = 1) -> "Proof":
+    def run(cls, fusion: Variant, compare: Callable[[torch.dtype], Deviation], *, layers: int = 1) -> "Proof":
         """Compare in every dtype that matters; `compare` may raise what an original forward raises on a small input.
 
         `layers`: how many operators with roundings of their own the computation has in sequence.

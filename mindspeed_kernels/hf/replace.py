@@ -17,15 +17,19 @@ from typing import Any, Protocol
 from torch import nn
 
 
-class Fusion(Hashable, Protocol):
+class Variant(Hashable, Protocol):
+    """What may be put in the place of a computation."""
+
+    def __str__(self) -> str:
+        """It in a few words, for the report."""
+        ...
+
+
+class Fusion(Variant, Protocol):
     """What replaces a forward. Hashable (equal fusions share a class) and picklable (it travels with the module)."""
 
     def build(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The fused forward `f(module, ...)` for modules whose class has the forward `original(module, ...)`."""
-        ...
-
-    def __str__(self) -> str:
-        """The variant in a few words, for the report."""
         ...
 
 

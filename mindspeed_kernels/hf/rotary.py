@@ -35,7 +35,7 @@ class FusedRotary:
 
     def build(self, original: Callable[..., Any]) -> Callable[..., Any]:
         namespace = inspect.unwrap(original).__globals__
-        return _with_globals(original, {f: self.rotation(namespace[f]) for f in self.functions})
+        return with_globals(original, {f: self.rotation(namespace[f]) for f in self.functions})
 
     def rotation(self, original: Rotate) -> Rotate:
         """The fused function in the place of the function `original`."""
@@ -109,7 +109,7 @@ def _compare(original: Rotate, fusion: FusedRotary, device: torch.device, dtype:
     return prove.worst(deviations)
 
 
-def _with_globals(function: Callable[..., Any], replaced: Mapping[str, Any]) -> Callable[..., Any]:
+def with_globals(function: Callable[..., Any], replaced: Mapping[str, Any]) -> Callable[..., Any]:
     """A copy of a function in which some global names mean something else, decorators and all."""
     if not isinstance(function, FunctionType):
         raise TypeError(f"{function} is no Python function")
@@ -121,7 +121,7 @@ def _with_globals(function: Callable[..., Any], replaced: Mapping[str, Any]) -> 
         closure = function.__closure__
     else:
         namespace = function.__globals__
-        copied_inner = _with_globals(inner, replaced)
+        copied_inner = with_globals(inner, replaced)
         cells = function.__closure__ or ()
         closure = tuple(CellType(copied_inner) if cell.cell_contents is inner else cell for cell in cells)
         if not any(cell.cell_contents is inner for cell in cells):

@@ -66,7 +66,14 @@ FAMILIES = {
 def build(family: str, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A model with random weights, none of them at a value that hides a convention (norm weights 1 or 0)."""
     spec = FAMILIES[family]
-    config = AutoConfig.for_model(spec.model_type, **_COMMON | spec.options)
+    return make(spec.model_type, spec.options, device=device, dtype=dtype)
+
+
+def make(
+    model_type: str, options: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """The same for a model that is described right here."""
+    config = AutoConfig.for_model(model_type, **_COMMON | options)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
