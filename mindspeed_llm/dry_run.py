@@ -44,7 +44,7 @@ def dry_run(config: Config, world_size: int) -> None:
     model = factory.create()
     if not config.model.train_from_scratch:
         check_weights(model, config.model.model_name_or_path)
-    fuse_operators(model, config.optimization)
+    fuse_operators(model, config, torch.device("cpu"))
     print(f"model {type(model).__name__}: {model.num_parameters():,} parameters")
     with _pretended_ranks(world_size):
         parallelize(model, build_meshes(config.parallel, world_size, torch.device("cpu")), config.parallel)

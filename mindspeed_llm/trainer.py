@@ -119,7 +119,7 @@ class Trainer:
         self._check_vocabulary(model)
         self.flops = count_training_flops(model)
         self.peak_flops = devices.peak_flops(self.device, DTYPES[self.config.parallel.param_dtype])
-        fuse_operators(model, self.config.optimization)
+        fuse_operators(model, self.config, self.device)
         if self.parity == "none" and self.config.optimization.chunk_loss_size != 0:
             fuse_loss(model, self.config.optimization.chunk_loss_size)
         self.meshes = build_meshes(self.config.parallel, self.distributed.world_size, self.device)

@@ -116,7 +116,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "training.profile_record_shapes": OriginalKey(_PROFILE, ANY),
     "training.profile_save_path": OriginalKey(_PROFILE, ANY),
     # optimization
-    "optimization.use_flash_attn": OriginalKey("set model.attn_implementation", OFF),
     "optimization.use_sparse_flash_attn": OriginalKey(_MODEL, OFF),
     "optimization.use_fused_lightning_indexer": OriginalKey(_MODEL, OFF),
     "optimization.use_fused_lightning_indexer_loss": OriginalKey(_MODEL, OFF),

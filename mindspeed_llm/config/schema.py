@@ -41,7 +41,8 @@ class ModelConfig(Section):
     split_special_tokens: Bool = False
     """Tokenise text in the data that looks like a special token as plain text."""
     attn_implementation: str | None = None
-    """Attention implementation of transformers (`sdpa`, `eager`, ...); null: the best one available."""
+    """`mindspeed` (fused attention), or one of transformers' (`sdpa`, `eager`, ...); null: fused attention on a CPU if
+    `optimization.use_flash_attn`, else the best one of transformers."""
 
 
 class DatasetSource(Section):
@@ -327,6 +328,8 @@ class OptimizationConfig(Section):
     """Fused rotary position embedding."""
     use_fused_swiglu: Bool = True
     """Fused SwiGLU."""
+    use_flash_attn: Bool = True
+    """Fused attention on a CPU, unless `model.attn_implementation` names another."""
     fix_router: Bool = False
     """Send tokens to all experts in turn, whatever the router says: equal loads, for benchmarks only."""
     moe_grouped_gemm: Bool = True

@@ -43,7 +43,8 @@ class ModelFactory:
         config = self._read_config()
         stored_dtype = config.dtype
         options: dict[str, Any] = {"dtype": torch.float32}
-        if self.config.attn_implementation is not None:
+        # "mindspeed" is put into the finished model, with proof, by fuse_operators.
+        if self.config.attn_implementation not in (None, "mindspeed"):
             options["attn_implementation"] = self.config.attn_implementation
         with parameters_on_meta(), _explained("model", self.config.model_name_or_path):
             if self.config.model_id is not None:

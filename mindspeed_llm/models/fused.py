@@ -1,18 +1,36 @@
-"""Fused operators in a model, as the ``optimization`` section asks for."""
+"""Fused operators in a model, as the configuration asks for."""
 
 from __future__ import annotations
 
+import torch
 from transformers import PreTrainedModel
 
 from mindspeed_kernels import hf
-from mindspeed_llm.config import OptimizationConfig
+from mindspeed_llm.config import Config, OptimizationConfig
+from mindspeed_llm.errors import ConfigError
 
 
-def fuse_operators(model: PreTrainedModel, optimization: OptimizationConfig) -> None:
-    """Replace what the section switches on, wherever the fused operator proves equal to the model's own code."""
-    ops = [name for name, wanted in _switches(optimization).items() if wanted]
+def fuse_operators(model: PreTrainedModel, config: Config, device: torch.device) -> None:
+    """Put in what the configuration switches on, wherever it proves equal to the model's own code.
+
+    Raises ConfigError if the model must have fused attention and cannot.
+    """
+    _fuse_attention(model, config, device)
+    ops = [name for name, wanted in _switches(config.optimization).items() if wanted]
     if ops:
         hf.apply(model, ops=ops)  # prints what it did, and warns where it would not
+
+
+def _fuse_attention(model: PreTrainedModel, config: Config, device: torch.device) -> None:
+    """Kernels exist for the CPU; on other devices the model's own attention is faster than their definition."""
+    asked_for = config.model.attn_implementation == "mindspeed"
+    by_default = config.model.attn_implementation is None and config.optimization.use_flash_attn
+    if config.parallel.cp_size > 1 or not (asked_for or (by_default and device.type == "cpu")):
+        return  # context parallelism brings an attention of its own
+    report = hf.use_attention(model)  # prints what it did
+    if asked_for and not report.switched:
+        why = next((f"{site.path} {site.outcome}" for site in report.sites if not site.fused), "it has no attention")
+        raise ConfigError(f"model.attn_implementation: mindspeed is not possible for this model: {why}; leave it out")
 
 
 def _switches(optimization: OptimizationConfig) -> dict[str, bool]:
