@@ -52,7 +52,8 @@ def attend(
         attention_mask: what `make_mask` made. None where a model makes no mask: `is_causal`, by default the module's,
             and `cu_seq_lens_*`, of the flattened batch, then say what it would.
         s_aux: the sinks, `[num_heads]`.
-        position_ids: `[batch or 1, seq]`; where they start again, a document starts.
+        position_ids: `[batch or 1, seq]`; where they start again, a document starts, unless the batch had an
+            `attention_mask`.
 
     Returns:
         `[batch, seq_q, num_heads, value_dim]`, and None for the probabilities, which do not exist.
@@ -65,11 +66,12 @@ def attend(
         if sliding_window is not None and key.shape[2] > sliding_window:
             raise ValueError(f"{type(module).__name__} asks for a sliding window of {sliding_window} without a mask")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        attention_mask = AttentionMask(causal, None, None, cu_seq_lens_q, cu_seq_lens_k)
+        attention_mask = AttentionMask(causal, cu_seqlens_q=cu_seq_lens_q, cu_seqlens_k=cu_seq_lens_k)
     batch, _, seq, _ = query.shape
     if (
         position_ids is not None
         and attention_mask.cu_seqlens_q is None
+        and not attention_mask.unpacked
         and position_ids.dim() == 2
         and position_ids.shape[1] == seq == key.shape[2]
     ):

@@ -35,6 +35,9 @@ class AttentionMask:
     cu_seqlens_k: Tensor | None = None
     query_index: Tensor | None = None
     key_index: Tensor | None = None
+    unpacked: bool = False
+    """The batch came with an `attention_mask`: by transformers' rule its rows then are not packed, whatever their
+    position ids."""
 
 
 def make_mask(
@@ -69,7 +72,7 @@ def make_mask(
 
     if segments is None and is_key is None:
         offsets = None if square else torch.full((batch_size,), first_query)
-        return AttentionMask(parts.causal, parts.window, offsets)
+        return AttentionMask(parts.causal, parts.window, offsets, unpacked=attention_mask is not None)
     if square:
         return _mask_of_sequences(parts, segments, is_key, batch_size, q_length, device)
     if segments is not None or is_key is None:
@@ -193,7 +196,9 @@ def _mask_of_sequences(
         index = is_token.flatten().nonzero().squeeze(1)
         names = names[index]
     ends = _ends_of_runs(names)
-    return AttentionMask(parts.causal, parts.window, None, ends, ends, index, index)
+    return AttentionMask(
+        parts.causal, parts.window, cu_seqlens_q=ends, cu_seqlens_k=ends, query_index=index, key_index=index
+    )
 
 
 def _rows(batch: int, seq: int, device: torch.device | str, segments: Tensor | None) -> Tensor:
@@ -212,9 +217,14 @@ def _mask_with_cache(parts: _Parts, is_key: Tensor, first_query: int, q_length: 
     """The queries are the last of the keys."""
     _check_runs(parts, is_key)
     is_query = _columns(is_key, first_query, q_length)
-    counts = [_ends(tokens.sum(1)) for tokens in (is_query, is_key)]
-    index = [tokens.flatten().nonzero().squeeze(1) for tokens in (is_query, is_key)]
-    return AttentionMask(parts.causal, parts.window, None, *counts, *index)
+    return AttentionMask(
+        parts.causal,
+        parts.window,
+        cu_seqlens_q=_ends(is_query.sum(1)),
+        cu_seqlens_k=_ends(is_key.sum(1)),
+        query_index=is_query.flatten().nonzero().squeeze(1),
+        key_index=is_key.flatten().nonzero().squeeze(1),
+    )
 
 
 def _ends(lengths: Tensor) -> Tensor:

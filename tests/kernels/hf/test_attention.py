@@ -71,6 +71,8 @@ BATCHES: dict[str, dict[str, Tensor]] = {
     "packed": {"position_ids": positions((5, 3, 6), (1, 13))},
     "padded right": {"attention_mask": padding((0, SEQ), (0, 9))},
     "padded left": {"attention_mask": padding((6, SEQ), (0, SEQ))},
+    # transformers' way of saying that documents do see each other
+    "leaking": {"attention_mask": padding((0, SEQ), (0, SEQ)), "position_ids": positions((5, 3, 6), (1, 13))},
     "padded all over": {"attention_mask": padding((3, 11), (0, 0))},
 }
 

@@ -98,6 +98,8 @@ def test_a_module_that_cannot_be_observed_keeps_the_model() -> None:
     model.model.layers[1].self_attn.__class__ = NeedsMore
     report = hf.use_attention(model)
     assert not report.switched
+    assert "as a whole" in report.sites[0].outcome
+    assert "cannot be observed" in report.sites[1].outcome
     assert model.config._attn_implementation == "eager"
 
 
