@@ -24,13 +24,13 @@ def case(model: str, ranks: int, *, accumulation: int = 1, packed: bool = False,
 
 
 CASES = [
-    case("qwen3", 1, accumulation=3),
-    case("qwen3", 2, accumulation=3, packed=True, recompute=True),
+    case("qwen3", 1, accumulation=3) | {"fused_attention": True},
+    case("qwen3", 2, accumulation=3, packed=True, recompute=True) | {"fused_attention": True},
     case("qwen3", 2, reshard_after_forward=False, num_to_forward_prefetch=2, num_to_backward_prefetch=0),
     case("tied_llama", 2, accumulation=3),
     case("tied_llama", 2, packed=True, fsdp_modules=["model.layers.{0}.mlp", "model.embed_tokens"]),
     case("qwen3_moe", 2, accumulation=3, aux=0.1),
-    case("qwen3_moe", 2, packed=True, aux=0.1, recompute=True),
+    case("qwen3_moe", 2, packed=True, aux=0.1, recompute=True) | {"fused_attention": True},
     case("qwen3", 4, accumulation=3, fsdp_size=2),
     case("tied_llama", 4, packed=True, dp_replicate_size=2, fsdp_size=2, recompute=True),
     case("qwen3_moe", 4, accumulation=3, aux=0.1),

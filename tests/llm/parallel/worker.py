@@ -28,6 +28,8 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
 def run_case(case: dict, distributed: Distributed) -> dict:
     parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
     model = build_model(case["model"])
+    if case.get("fused_attention"):
+        assert hf.use_attention(model).switched
     if case.get("fused_experts"):
         assert hf.apply(model, ops=["experts"]).fused("experts")
     meshes = build_meshes(parallel, distributed.world_size, distributed.device)
