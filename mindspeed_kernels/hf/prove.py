@@ -58,10 +58,17 @@ class Proof:
         return cls(None, reason=reason)
 
     @classmethod
-    def run(cls, fusion: Variant, compare: Callable[[torch.dtype], Deviation], *, layers: int = 1) -> "Proof":
+    def run(
+        cls,
+        fusion: Variant,
+        compare: Callable[[torch.dtype], Deviation],
+        *,
+        layers: int = 1,
+        max_ulps: Mapping[torch.dtype, int] = MAX_ULPS,
+    ) -> "Proof":
         """Compare in every dtype that matters; `compare` may raise what an original forward raises on a small input.
 
-        `layers`: how many operators with roundings of their own the computation has in sequence.
+        `layers`: how many operators with roundings of their own, `max_ulps` each, the computation has in sequence.
         """
         deviations = {}
         for dtype in DTYPES:
@@ -71,7 +78,7 @@ class Proof:
             except Exception as error:
                 reason = f"cannot be compared in {dtype_name}: {type(error).__name__}: {error}".partition("\n")[0]
                 return cls(None, deviations, reason, mismatch=True)
-            allowed = layers * MAX_ULPS[dtype] * torch.finfo(dtype).eps
+            allowed = layers * max_ulps[dtype] * torch.finfo(dtype).eps
             if deviations[dtype].largest > allowed:
                 reason = f"differs by {deviations[dtype].largest:.1e} in {dtype_name}, {allowed:.1e} is allowed"
                 return cls(None, deviations, reason, mismatch=True)

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from mindspeed_kernels import hf
 from tests.kernels.hf.models import distance, make, tokens
@@ -18,10 +18,8 @@ from tests.kernels.hf.test_attention import BATCHES, MODELS, run
 @pytest.mark.parametrize("family", MODELS)
 def test_switches(family: str, device: str) -> None:
     model = make(*MODELS[family])
-    if device == "meta":  # as the trainer has it: no weights yet, but buffers
-        for module in model.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                module.register_parameter(name, torch.nn.Parameter(parameter.to("meta")))
+    if device == "meta":
+        on_meta(model)
     state = {name: id(module) for name, module in model.named_modules()}
     config = copy.deepcopy(model.config)
     report = hf.use_attention(model)
@@ -34,6 +32,29 @@ def test_switches(family: str, device: str) -> None:
     report.restore()
     assert model.config._attn_implementation == "eager"
     assert model.config.to_dict() == config.to_dict()
+
+
+def on_meta(model: PreTrainedModel) -> PreTrainedModel:
+    """As the trainer has it: no weights yet, but buffers."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, torch.nn.Parameter(parameter.to("meta")))
+    return model
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("heads", "head_dim"), [(32, 64), (32, 128), (8, 256)])
+def test_heads_of_real_sizes(heads: int, head_dim: int, implementation: str) -> None:
+    """Rounding errors grow with the number of terms; they are no reason not to switch."""
+    options = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 4,
+        "head_dim": head_dim,
+        "hidden_size": 512,
+    }
+    model = on_meta(make("qwen3", options))
+    model.set_attn_implementation(implementation)
+    assert hf.use_attention(model).switched
 
 
 def test_the_results_stay() -> None:
