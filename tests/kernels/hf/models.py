@@ -31,6 +31,7 @@ class Family:
     rotary: int
     swiglu: int
     options: dict[str, Any] = field(default_factory=dict)
+    experts: int = 0
 
 
 FAMILIES = {
@@ -38,8 +39,8 @@ FAMILIES = {
     "mistral": Family("mistral", 5, 2, 2),
     "qwen2": Family("qwen2", 5, 2, 2),
     "qwen3": Family("qwen3", 9, 2, 2),  # q_norm and k_norm
-    # Experts are stacked parameters, no sites; one dense layer.
-    "qwen3_moe": Family("qwen3_moe", 9, 2, 1, _EXPERTS | {"mlp_only_layers": [0]}),
+    # One dense layer and one with experts.
+    "qwen3_moe": Family("qwen3_moe", 9, 2, 1, _EXPERTS | {"mlp_only_layers": [0]}, experts=1),
     # Zero-centred norms, gated norms (no sites), partial rotary in the one layer with attention, shared experts.
     "qwen3_next": Family(
         "qwen3_next",
@@ -55,6 +56,7 @@ FAMILIES = {
             "linear_key_head_dim": 8,
             "linear_value_head_dim": 8,
         },
+        experts=2,
     ),
     # Zero-centred norms that round once, four a layer; GELU.
     "gemma3": Family("gemma3_text", 13, 2, 0, {"query_pre_attn_scalar": 16}),

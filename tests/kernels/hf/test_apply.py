@@ -8,7 +8,7 @@ import torch
 from mindspeed_kernels import hf
 from tests.kernels.hf.models import FAMILIES, build, distance, run, tokens
 
-OPS = ("rms_norm", "rotary", "swiglu")
+OPS = ("rms_norm", "rotary", "swiglu", "experts")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
