@@ -63,18 +63,19 @@ def _forward(
     """The experts' forward on this rank's tokens: [tokens, hidden] -> [tokens, hidden]. Collective."""
     route = plan_route(top_k_index, num_experts(experts), group)
     rows, weights = dispatch(hidden_states, top_k_weights, route, group)
-    results = _weighted_sums(_local_view(experts, group.size()), rows, weights, route)
+    results = weighted_sums(_local_view(experts, group.size()), rows, weights, route)
     return combine(results.to(hidden_states.dtype), route, group)
 
 
-def _weighted_sums(experts: nn.Module, rows: torch.Tensor, weights: torch.Tensor, route: Route) -> torch.Tensor:
-    """What the experts of this rank add to each row: [received rows, hidden].
+def weighted_sums(experts: nn.Module, rows: torch.Tensor, weights: torch.Tensor, route: Route) -> torch.Tensor:
+    """What the experts of this rank (the only ones in ``experts``) add to each row: [received rows, hidden].
 
     Fused experts leave out choices that are elsewhere. To any other forward every (row, expert) pair is a token with
     one choice of weight 1, so that there is nothing to leave out.
     """
-    if isinstance(fusion_of(experts), FusedExperts):
-        return type(experts).forward(experts, rows, route.index, weights)
+    fusion = fusion_of(experts)
+    if isinstance(fusion, FusedExperts) and fusion.has_kernel(experts, rows):
+        return fusion(experts, rows, route.index, weights)
     expert, choice = torch.sort(route.index.flatten(), stable=True)
     expert, choice = expert[: route.num_pairs], choice[: route.num_pairs]
     row = choice // weights.shape[-1]

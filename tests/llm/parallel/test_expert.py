@@ -7,9 +7,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
+from mindspeed_kernels import hf
+from mindspeed_llm.parallel.dispatch import Route
+from mindspeed_llm.parallel.expert import weighted_sums
 from tests.distributed import launch
-from tests.llm.parallel.cases import combinations
+from tests.llm.parallel.cases import build_model, combinations
 from tests.llm.parallel.test_equivalence import case, check
 
 LAYOUTS = {
@@ -46,6 +50,19 @@ def test_every_combination_equals_one_process(model, layout, tmp_path):
         for accumulation, packed, recompute in product((1, 3), (False, True), (False, True))
     ]
     check(cases, ranks, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # with and without a kernel
+@pytest.mark.parametrize("fused", [False, True])
+def test_choices_that_are_elsewhere_add_nothing(dtype, fused):
+    model = build_model("gpt_oss").to(dtype)
+    experts = model.model.layers[0].mlp.experts
+    assert not fused or hf.apply(model, ops=["experts"]).fused("experts")
+    index = torch.tensor([[0, 4], [4, 1], [2, 3], [3, 0]])  # there are four experts
+    rows, weights = torch.randn(4, 32, dtype=dtype), torch.rand(4, 2, dtype=dtype)
+    route = Route(4, torch.arange(4), [4], [4], index, num_pairs=6)
+    expected = experts(rows, index.clamp(max=3), weights * (index < 4))
+    torch.testing.assert_close(weighted_sums(experts, rows, weights, route), expected)
 
 
 @pytest.mark.slow
