@@ -156,9 +156,9 @@ class StopAfter:
         return self.trainer.step + 1 == self.steps  # asked in the middle of a step
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
-def test_interrupted_and_resumed_twice_equals_uninterrupted_bit_for_bit(folder, tmp_path, model):
-    options = {"num_train_epochs": 3.0, "save_hf_weights": False}
+@pytest.mark.parametrize(("model", "optimizer"), [("dense", "adamw"), ("moe", "adamw"), ("moe", "muon")])
+def test_interrupted_and_resumed_twice_equals_uninterrupted_bit_for_bit(folder, tmp_path, model, optimizer):
+    options = {"num_train_epochs": 3.0, "save_hf_weights": False, "optimizer": optimizer}
     if model == "moe":
         options["router_aux_loss_coef"] = 0.1
     whole = settings(folder, tmp_path / "whole", model, **options)
