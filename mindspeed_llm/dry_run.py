@@ -23,6 +23,8 @@ from mindspeed_llm.logging import set_up_logging
 from mindspeed_llm.models.factory import ModelFactory
 from mindspeed_llm.models.fused import fuse_operators
 from mindspeed_llm.models.loading import check_weights
+from mindspeed_llm.optim.local import local
+from mindspeed_llm.optim.muon import hidden_matrices
 from mindspeed_llm.optim.scheduler import count_steps
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_meshes
@@ -66,15 +68,18 @@ def _pretended_ranks(world_size: int) -> Iterator[None]:
 
 def _describe_memory(model: PreTrainedModel, config: Config) -> str:
     parallel = config.parallel
-    local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
-    weights = local * 4  # float32 masters; the gradients and the two moments of AdamW are as large
+    sizes = {p: 4 * local(p).numel() for p in model.parameters()}  # float32 masters, and gradients as large
+    matrices = hidden_matrices(model) if config.training.optimizer == "muon" else set()
+    weights, matrix_weights = sum(sizes.values()), sum(sizes[p] for p in sizes if p in matrices)
+    optimizer = 2 * weights - matrix_weights  # AdamW's two moments, or Muon's momentum
     ahead = max(parallel.num_to_forward_prefetch, parallel.num_to_backward_prefetch)
     gathered = (1 + ahead) * _largest_unit(model) * DTYPES[parallel.param_dtype].itemsize
     return (
         f"ranks: dp_replicate_size {parallel.dp_replicate_size} × fsdp_size {parallel.fsdp_size}, of these ep_size "
         f"{parallel.ep_size} and cp_size {parallel.cp_size}\n"
-        f"memory of a rank: weights {_gib(weights)} + gradients {_gib(weights)} + optimizer {_gib(2 * weights)} + "
-        f"parameters gathered for use {_gib(gathered)} = {_gib(4 * weights + gathered)} GiB; activations come on top"
+        f"memory of a rank: weights {_gib(weights)} + gradients {_gib(weights)} + optimizer {_gib(optimizer)} + "
+        f"parameters gathered for use {_gib(gathered)} = {_gib(2 * weights + optimizer + gathered)} GiB; activations "
+        "come on top"
     )
 
 

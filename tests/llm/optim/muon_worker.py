@@ -1,6 +1,6 @@
 """Run by test_muon.py: two steps of Muon on sharded parameters, stacks of experts among them.
 
-muon_worker.py OUTPUT.pt
+muon_worker.py OUTPUT.pt EP_SIZE
 """
 
 import sys
@@ -16,8 +16,9 @@ from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.parallel.cases import build_model
 
 with start() as distributed:
-    replicas = 2 if distributed.world_size == 4 else 1
-    parallel = ParallelConfig(param_dtype="fp32", dp_replicate_size=replicas)
+    ep_size = int(sys.argv[2])
+    replicas = 2 if distributed.world_size == 4 and ep_size == 1 else 1
+    parallel = ParallelConfig(param_dtype="fp32", dp_replicate_size=replicas, ep_size=ep_size)
     model = build_model("qwen3_moe")
     parallelize(model, build_meshes(parallel, distributed.world_size, distributed.device), parallel)
     optimizer = OptimizerFactory(TrainingConfig(output_dir="unused", optimizer="muon", lr=0.1)).create(model)

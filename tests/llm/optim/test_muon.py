@@ -83,10 +83,11 @@ def test_no_gradient_at_all_stays_finite() -> None:
 def test_the_same_steps_on_any_number_of_ranks(tmp_path: Path) -> None:
     """A shard orthogonalized by itself would not be the shard of the orthogonalized matrix."""
     results = []
-    for ranks in (1, 2, 4):
-        finished = launch([WORKER, str(tmp_path / f"{ranks}.pt")], ranks)
+    for ranks, ep_size in ((1, 1), (2, 1), (4, 1), (4, 2)):
+        path = tmp_path / f"{ranks}-{ep_size}.pt"
+        finished = launch([WORKER, str(path), str(ep_size)], ranks)
         assert finished.returncode == 0, finished.stderr
-        results.append(torch.load(tmp_path / f"{ranks}.pt"))
+        results.append(torch.load(path))
     for other in results[1:]:
         for name, parameter in results[0].items():
             torch.testing.assert_close(other[name], parameter, rtol=1e-6, atol=1e-6, msg=name)
