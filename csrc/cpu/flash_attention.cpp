@@ -48,11 +48,13 @@ std::tuple<Tensor, Tensor> flash_attention_forward(const Tensor& q, const Tensor
   const int64_t group = problem.num_kv_heads == 0 ? 1 : problem.num_heads / problem.num_kv_heads;
   const int64_t queries_per_item = problem.query_block * std::max<int64_t>(1, 4 / group);
   const std::vector<QueryBlock> blocks = query_blocks(arguments, queries_per_item);
-  run_parallel(flash_attention_forward_kernel, static_cast<int64_t>(blocks.size()) * problem.num_kv_heads,
+  const int64_t num_blocks = blocks.size();
+  run_parallel(flash_attention_forward_kernel, num_blocks * problem.num_kv_heads,
                queries_per_item * problem.key_block * problem.head_dim,
                FlashAttentionForward{
                    .problem = problem,
                    .queries_per_item = queries_per_item,
+                   .num_blocks = num_blocks,
                    .blocks = blocks.data(),
                    .sinks = arguments.sink_data(),
                    .out = out.mutable_data_ptr(),

@@ -73,11 +73,12 @@ struct QueryBlock {
   int64_t sequence, begin;  // of queries in the sequence
 };
 
-// out = softmax(scores) · v and logsumexp, block by block of keys. Items are blocks of queries, for each head of k and
-// v and the heads of q that share it.
+// out = softmax(scores) · v and logsumexp, block by block of keys. Items are, for each head of k and v, the blocks of
+// queries, with all heads of q that share it.
 struct FlashAttentionForward {
   AttentionProblem problem;
   int64_t queries_per_item;  // a multiple of query_block, unless the sequence ends before
+  int64_t num_blocks;
   const QueryBlock* blocks;
   const float* sinks;  // [num_heads], or nullptr
   void* out;           // [batch, query_tokens, num_heads, value_dim], contiguous
@@ -101,11 +102,12 @@ struct AttentionTile {
   int64_t sequence, query_begin, key_begin;
 };
 
-// Adds to the gradients what the scores of query_tile queries and key_block keys contribute. Items are such tiles, for
-// each head of k and v; no two of one call share queries or keys of a head.
+// Adds to the gradients what the scores of queries_per_tile queries and key_block keys contribute. Items are, for
+// each head of k and v, such tiles; no two of them share queries or keys.
 struct FlashAttentionBackward {
   AttentionProblem problem;
   int64_t queries_per_tile;
+  int64_t num_tiles;
   const AttentionTile* tiles;
   AttentionInput grad_out;
   const float* logsumexp;  // [batch, num_heads, query_tokens], contiguous

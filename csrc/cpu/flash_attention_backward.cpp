@@ -54,6 +54,20 @@ std::vector<std::vector<AttentionTile>> waves_of_tiles(const AttentionArguments&
   return waves;
 }
 
+// Where the gradient of q, k or v adds up: float32 of its shape. In memory, the tokens of a head are neighbours.
+Tensor zero_sums(const Tensor& model) {
+  std::vector<int64_t> sizes = sizes_of(model);
+  const int64_t tokens = model.dim() - 3, heads = model.dim() - 2;
+  std::swap(sizes[tokens], sizes[heads]);
+  return torch::stable::transpose(full(sizes, 0.0, ScalarType::Float), tokens, heads);
+}
+
+// The finished sums, contiguous.
+Tensor rounded(const Tensor& sums, ScalarType dtype) {
+  Tensor out = empty(sizes_of(sums), dtype);
+  return torch::stable::copy_(out, sums);
+}
+
 // The sum over chunks, in the dtype of sinks.
 Tensor sum_chunks(const Tensor& partial, ScalarType dtype) {
   const int64_t chunks = partial.size(0), heads = partial.size(1);
@@ -104,15 +118,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
                    .partial_sinks = sinks ? partial_sinks.mutable_data_ptr<float>() : nullptr,
                });
 
-  Tensor grad_q = full(sizes_of(q), 0.0, ScalarType::Float), grad_k = full(sizes_of(k), 0.0, ScalarType::Float);
-  Tensor grad_v = full(sizes_of(v), 0.0, ScalarType::Float);
+  Tensor grad_q = zero_sums(q), grad_k = zero_sums(k), grad_v = zero_sums(v);
   const int64_t queries_per_tile = 2 * problem.query_block;
-  for (const std::vector<AttentionTile>& tiles : waves_of_tiles(arguments, queries_per_tile))
-    run_parallel(flash_attention_backward_kernel, static_cast<int64_t>(tiles.size()) * problem.num_kv_heads,
+  for (const std::vector<AttentionTile>& tiles : waves_of_tiles(arguments, queries_per_tile)) {
+    const int64_t num_tiles = tiles.size();
+    run_parallel(flash_attention_backward_kernel, num_tiles * problem.num_kv_heads,
                  queries_per_tile * problem.key_block * problem.head_dim,
                  FlashAttentionBackward{
                      .problem = problem,
                      .queries_per_tile = queries_per_tile,
+                     .num_tiles = num_tiles,
                      .tiles = tiles.data(),
                      .grad_out = attention_input(grad_out),
                      .logsumexp = logsumexp.const_data_ptr<float>(),
@@ -124,10 +139,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
                      .grad_k_strides = attention_strides(grad_k),
                      .grad_v_strides = attention_strides(grad_v),
                  });
+  }
   const ScalarType dtype = q.scalar_type();
   Tensor grad_sinks = sinks ? sum_chunks(partial_sinks, sinks->scalar_type()) : empty({0}, dtype);
-  using torch::stable::to;
-  return {to(grad_q, dtype), to(grad_k, dtype), to(grad_v, dtype), grad_sinks};
+  return {rounded(grad_q, dtype), rounded(grad_k, dtype), rounded(grad_v, dtype), grad_sinks};
 }
 
 }  // namespace

@@ -51,8 +51,8 @@ class BackwardTile {
     keys_ = carver.take(packed_size(keys, head_units, kTileColumns));
     values_ = carver.take(packed_size(keys, value_units, kTileColumns));
     keys_across_ = carver.take(packed_size(problem_.head_dim, units_of<T>(keys), kTileColumns));
-    queries_ = carver.take(packed_size(queries, head_units, kTileRows));
-    grad_out_ = carver.take(packed_size(queries, value_units, kTileRows));
+    queries_ = carver.take(queries * round_up(head_units, kLanes));
+    grad_out_ = carver.take(queries * round_up(value_units, kLanes));
     queries_across_ = carver.take(packed_size(problem_.head_dim, units_of<T>(queries), kTileColumns));
     grad_out_across_ = carver.take(packed_size(problem_.value_dim, units_of<T>(queries), kTileColumns));
     scores_ = carver.take(queries * keys);
@@ -60,7 +60,6 @@ class BackwardTile {
     weights_across_ = carver.take(keys / kLanes * lane_group_);
     grad_scores_across_ = carver.take(keys / kLanes * lane_group_);
     grad_scores_ = carver.take(queries * units_of<T>(keys));
-    grad_q_ = carver.take(queries * head_columns_);
     grad_k_ = carver.take(keys * head_columns_);
     grad_v_ = carver.take(keys * value_columns_);
     size_ = carver.used();
@@ -69,9 +68,9 @@ class BackwardTile {
   int64_t size() const { return size_; }
 
   void run(int64_t item) {
-    const AttentionTile& tile = args_.tiles[item / problem_.num_kv_heads];
+    const AttentionTile& tile = args_.tiles[item % args_.num_tiles];
     sequence_ = problem_.sequences[tile.sequence];
-    kv_head_ = item % problem_.num_kv_heads;
+    kv_head_ = item / args_.num_tiles;
     keys_of_tile_ = {tile.key_begin, std::min(tile.key_begin + problem_.key_block, sequence_.key_length)};
     pack_keys();
 
@@ -85,11 +84,8 @@ class BackwardTile {
       for (int64_t query = tile.query_begin; query < end; query += problem_.query_block)
         differentiate(head, {query, std::min(query + problem_.query_block, end)});
 
-    const int64_t token = sequence_.key_begin + keys_of_tile_.begin;
-    add_rows(grad_k_, head_columns_, problem_.scale, count, problem_.head_dim, args_.grad_k, args_.grad_k_strides,
-             token, kv_head_);
-    add_rows(grad_v_, value_columns_, 1.0f, count, problem_.value_dim, args_.grad_v, args_.grad_v_strides, token,
-             kv_head_);
+    add_keys(grad_k_, head_columns_, problem_.scale, problem_.head_dim, args_.grad_k, args_.grad_k_strides);
+    add_keys(grad_v_, value_columns_, 1.0f, problem_.value_dim, args_.grad_v, args_.grad_v_strides);
   }
 
  private:
@@ -106,8 +102,8 @@ class BackwardTile {
     const int64_t token = sequence_.query_begin + queries.begin, count = queries.end - queries.begin;
     const Matrix<T> q = rows_of<T>(problem_.q, sequence_.batch, token, head);
     const Matrix<T> grad_out = rows_of<T>(args_.grad_out, sequence_.batch, token, head);
-    pack<T, kTileRows>(q, count, problem_.head_dim, queries_);
-    pack<T, kTileRows>(grad_out, count, problem_.value_dim, grad_out_);
+    copy_rows(q, count, problem_.head_dim, queries_);
+    copy_rows(grad_out, count, problem_.value_dim, grad_out_);
     pack<T, kTileColumns>(q.transpose(), problem_.head_dim, count, queries_across_);
     pack<T, kTileColumns>(grad_out.transpose(), problem_.value_dim, count, grad_out_across_);
   }
@@ -123,22 +119,17 @@ class BackwardTile {
 
     accumulate_keys(queries, weights_across_, grad_out_across_, problem_.value_dim, grad_v_, value_columns_);
     accumulate_keys(queries, grad_scores_across_, queries_across_, problem_.head_dim, grad_k_, head_columns_);
-    multiply_queries(strips);
-    add_rows(grad_q_, head_columns_, problem_.scale, queries.end - queries.begin, problem_.head_dim, args_.grad_q,
-             args_.grad_q_strides, sequence_.query_begin + queries.begin, head);
+    multiply_queries(strips, head, queries);
   }
 
   // Products of rows of queries with all keys of the tile: scores, or dP.
   void multiply_rows(const StripKeys& strips, const float* rows, int64_t depth, const float* columns, float* products) {
-    const int64_t units = units_of<T>(depth);
+    const int64_t units = units_of<T>(depth), stride = round_up(units, kLanes);
     multiply_strips<T>(
         strips.strips, columns, panel_size(units, kTileColumns), keys_of_tile_.end - keys_of_tile_.begin,
-        [&](int64_t s) {
-          return Strip{{rows + s * panel_size(units, kTileRows), 1, kTileRows}, {0, units}, strips.keys[s]};
-        },
-        [&](int64_t s, int r, int64_t column, Vec sum) {
-          store(products + (s * kTileRows + r) * problem_.key_block + column, sum, AllLanes{});
-        });
+        [&](int64_t s) { return Strip{{rows + s * kTileRows * stride, stride, 1}, {0, units}, strips.keys[s]}; },
+        [&](int64_t s, int r) { return products + (s * kTileRows + r) * problem_.key_block; },
+        [](float* to, int64_t, int, int64_t column, Vec sum) { store(to + column, sum, AllLanes{}); });
   }
 
   // P and dS of the rows `row` and `row + 1`, as the operands of the products that follow: of all keys of the tile, 0
@@ -197,19 +188,8 @@ class BackwardTile {
   // Of kLanes keys, the rows `row` and `row + 1`, which the products take as neighbours along their depth.
   void store_across(int64_t j, int64_t row, Vec weight, Vec next_weight, Vec grad_score, Vec next_grad_score) {
     const int64_t at = j / kLanes * lane_group_ + row / kDepthPerUnit<T> * kLanes;
-    if constexpr (kDepthPerUnit<T> == 2) {
-      store(weights_across_ + at, pair_units(weight, next_weight), AllLanes{});
-      store(grad_scores_across_ + at, pair_units(grad_score, next_grad_score), AllLanes{});
-    } else {
-      store(weights_across_ + at, weight, AllLanes{});
-      store(weights_across_ + at + kLanes, next_weight, AllLanes{});
-      store(grad_scores_across_ + at, grad_score, AllLanes{});
-      store(grad_scores_across_ + at + kLanes, next_grad_score, AllLanes{});
-    }
-  }
-
-  static Vec pair_units(Vec first, Vec second) {
-    return (Vec)(widen(to_bits(first, bfloat16{})) | widen(to_bits(second, bfloat16{})) << 16);
+    store_row_pair<T>(weights_across_ + at, weight, next_weight);
+    store_row_pair<T>(grad_scores_across_ + at, grad_score, next_grad_score);
   }
 
   // grad [keys, columns] += weightsᵀ · rows, of the queries that see each strip of keys.
@@ -228,36 +208,48 @@ class BackwardTile {
                        units_around<T>({seen.begin - queries.begin, seen.end - queries.begin}),
                        {0, seen.begin < seen.end ? dim : 0}};
         },
-        [&](int64_t s, int r, int64_t column, Vec sum) {
-          float* to = grad + (s * kTileRows + r) * stride + column;
-          store(to, load(to, AllLanes{}) + sum, AllLanes{});
+        [&](int64_t s, int r) { return grad + (s * kTileRows + r) * stride; },
+        [](float* to, int64_t, int, int64_t column, Vec sum) {
+          store(to + column, load(to + column, AllLanes{}) + sum, AllLanes{});
         });
   }
 
-  // grad_q_ = dS · K.
-  void multiply_queries(const StripKeys& strips) {
-    const int64_t stride = units_of<T>(problem_.key_block);
+  // grad_q += scale · dS · K.
+  void multiply_queries(const StripKeys& strips, int64_t head, IndexRange queries) {
+    const int64_t stride = units_of<T>(problem_.key_block), count = queries.end - queries.begin;
+    float* grad = grad_row(args_.grad_q, args_.grad_q_strides, sequence_.query_begin + queries.begin, head);
     multiply_strips<T>(
         strips.strips, keys_across_, panel_size(units_of<T>(keys_of_tile_.end - keys_of_tile_.begin), kTileColumns),
         problem_.head_dim,
         [&](int64_t s) {
           const IndexRange seen = strips.keys[s];
-          const IndexRange units = seen.begin < seen.end ? units_around<T>(seen) : IndexRange{0, 0};
-          return Strip{{grad_scores_ + s * kTileRows * stride, stride, 1}, units, {0, problem_.head_dim}};
+          const int64_t columns = seen.begin < seen.end ? problem_.head_dim : 0;
+          return Strip{{grad_scores_ + s * kTileRows * stride, stride, 1}, units_around<T>(seen), {0, columns}};
         },
-        [&](int64_t s, int r, int64_t column, Vec sum) {
-          store(grad_q_ + (s * kTileRows + r) * head_columns_ + column, sum, AllLanes{});
+        [&](int64_t s, int r) { return grad + std::min(s * kTileRows + r, count - 1) * args_.grad_q_strides.token; },
+        [&](float* to, int64_t s, int r, int64_t column, Vec sum) {
+          if (s * kTileRows + r < count) add(to + column, sum * problem_.scale, problem_.head_dim - column);
         });
   }
 
-  void add_rows(const float* rows, int64_t stride, float scale, int64_t count, int64_t dim, float* grad,
-                const AttentionStrides& strides, int64_t token, int64_t head) {
-    for (int64_t row = 0; row < count; ++row) {
-      float* to = grad + sequence_.batch * strides.batch + (token + row) * strides.token + head * strides.head;
-      for_each_vector(dim, [&](int64_t i, auto lanes) {
-        store(to + i, load(to + i, lanes) + load(rows + row * stride + i, AllLanes{}) * scale, lanes);
-      });
-    }
+  float* grad_row(float* grad, const AttentionStrides& strides, int64_t token, int64_t head) const {
+    return grad + sequence_.batch * strides.batch + token * strides.token + head * strides.head;
+  }
+
+  // Adds as many lanes as there are elements.
+  static void add(float* to, Vec v, int64_t elements) {
+    if (elements >= kLanes)
+      store(to, load(to, AllLanes{}) + v, AllLanes{});
+    else
+      store(to, load(to, FirstLanes{elements}) + v, FirstLanes{elements});
+  }
+
+  void add_keys(const float* rows, int64_t stride, float scale, int64_t dim, float* grad,
+                const AttentionStrides& strides) {
+    float* to = grad_row(grad, strides, sequence_.key_begin + keys_of_tile_.begin, kv_head_);
+    for (int64_t row = 0; row < keys_of_tile_.end - keys_of_tile_.begin; ++row)
+      for (int64_t i = 0; i < dim; i += kLanes)
+        add(to + row * strides.token + i, load(rows + row * stride + i, AllLanes{}) * scale, dim - i);
   }
 
   const FlashAttentionBackward& args_;
@@ -268,7 +260,7 @@ class BackwardTile {
   float *queries_, *grad_out_, *queries_across_, *grad_out_across_;  // of a block of queries
   float *scores_, *grad_weights_;                                    // [query_block, key_block]
   float *weights_across_, *grad_scores_across_, *grad_scores_;       // P and dS as operands
-  float *grad_q_, *grad_k_, *grad_v_;
+  float *grad_k_, *grad_v_;
 
   AttentionSequence sequence_;
   int64_t kv_head_;

@@ -19,8 +19,8 @@ class ForwardItem {
     parts_ = group * (args.queries_per_item / problem_.query_block);
     rows_ = problem_.query_block;
     value_columns_ = round_up(problem_.value_dim, kLanes);
-    query_size_ = packed_size(rows_, units_of<T>(problem_.head_dim), kTileRows);
-    queries_ = carver.take(parts_ * query_size_);
+    query_stride_ = round_up(units_of<T>(problem_.head_dim), kLanes);
+    queries_ = carver.take(parts_ * rows_ * query_stride_);
     outputs_ = carver.take(parts_ * rows_ * value_columns_);
     sums_ = carver.take(parts_ * rows_ * kLanes);
     maxima_ = carver.take(parts_ * rows_);
@@ -35,9 +35,9 @@ class ForwardItem {
   int64_t size() const { return size_; }
 
   void run(int64_t item) {
-    const QueryBlock& block = args_.blocks[item / problem_.num_kv_heads];
+    const QueryBlock& block = args_.blocks[item % args_.num_blocks];
     sequence_ = problem_.sequences[block.sequence];
-    kv_head_ = item % problem_.num_kv_heads;
+    kv_head_ = item / args_.num_blocks;
     queries_of_item_ = {block.begin, std::min(block.begin + args_.queries_per_item, sequence_.query_length)};
 
     for (int64_t i = 0; i < parts_; ++i) start(i);
@@ -64,9 +64,8 @@ class ForwardItem {
   // A sink is the first key that each row has seen, with a value of 0.
   void start(int64_t i) {
     const auto [head, queries] = part(i);
-    const int64_t count = queries.end - queries.begin;
-    pack<T, kTileRows>(rows_of<T>(problem_.q, sequence_.batch, sequence_.query_begin + queries.begin, head), count,
-                       problem_.head_dim, queries_ + i * query_size_);
+    copy_rows(rows_of<T>(problem_.q, sequence_.batch, sequence_.query_begin + queries.begin, head),
+              queries.end - queries.begin, problem_.head_dim, queries_ + i * rows_ * query_stride_);
     const float sink = args_.sinks == nullptr ? -__builtin_inff() : args_.sinks[head] * kLog2E;
     Vec sum = {};
     if (sink != -__builtin_inff()) sum[0] = 1.0f;
@@ -93,12 +92,11 @@ class ForwardItem {
     multiply_strips<T>(
         strips.strips, keys_, panel_size(units, kTileColumns), count,
         [&](int64_t s) {
-          const float* rows = queries_ + i * query_size_ + s * panel_size(units, kTileRows);
-          return Strip{{rows, 1, kTileRows}, {0, units}, strips.keys[s]};
+          const float* rows = queries_ + (i * rows_ + s * kTileRows) * query_stride_;
+          return Strip{{rows, query_stride_, 1}, {0, units}, strips.keys[s]};
         },
-        [&](int64_t s, int r, int64_t column, Vec sum) {
-          store(scores_ + (s * kTileRows + r) * stride + column, sum, AllLanes{});
-        });
+        [&](int64_t s, int r) { return scores_ + (s * kTileRows + r) * stride; },
+        [](float* scores, int64_t, int, int64_t column, Vec sum) { store(scores + column, sum, AllLanes{}); });
 
     for (int64_t query = queries.begin; query < queries.end; ++query) {
       const int64_t row = query - queries.begin;
@@ -115,10 +113,10 @@ class ForwardItem {
           return Strip{
               {weights_ + s * kTileRows * weight_stride, weight_stride, 1}, units_around<T>(seen), {0, columns}};
         },
-        [&](int64_t s, int r, int64_t column, Vec sum) {
-          const int64_t row = s * kTileRows + r;
-          float* out = output_row(i, row) + column;
-          store(out, load(out, AllLanes{}) * factors_[row] + sum, AllLanes{});
+        [&](int64_t s, int r) { return output_row(i, s * kTileRows + r); },
+        [&](float* out, int64_t s, int r, int64_t column, Vec sum) {
+          const Vec before = load(out + column, AllLanes{}) * factors_[s * kTileRows + r];
+          store(out + column, before + sum, AllLanes{});
         });
   }
 
@@ -168,7 +166,7 @@ class ForwardItem {
   const FlashAttentionForward& args_;
   const AttentionProblem& problem_;
   Exponents exponents_;
-  int64_t parts_, rows_, value_columns_, query_size_, size_;
+  int64_t parts_, rows_, value_columns_, query_stride_, size_;
   float *queries_, *outputs_, *sums_, *maxima_, *keys_, *values_, *scores_, *weights_, *factors_;
 
   AttentionSequence sequence_;

@@ -69,6 +69,36 @@ struct LeftOperand {
   int64_t row_stride, unit_stride;
 };
 
+#if defined(__AVX512BF16__)
+template <int... lane>
+Vec interleave_halves(__m512i halves, std::integer_sequence<int, lane...>) {
+  const VectorOf<int16_t, 2 * kLanes>::type source = {static_cast<int16_t>(lane / 2 + lane % 2 * kLanes)...};
+  return (Vec)_mm512_permutexvar_epi16((__m512i)source, halves);
+}
+#endif
+
+// Rows [count, dim] one after the other, each of round_up(units, kLanes) units; zeros beyond dim.
+template <class T>
+void copy_rows(const Matrix<T>& rows, int64_t count, int64_t dim, float* to) {
+  for (int64_t r = 0; r < count; ++r)
+    for (int64_t d = 0; d < dim; d += kLanes * kDepthPerUnit<T>, to += kLanes)
+      store(to, load_units(rows.stored_row(r) + d, dim - d), AllLanes{});
+}
+
+// The units of two rows, for a product along which they are neighbours. `to` is where the first row's units go.
+template <class T>
+void store_row_pair(float* to, Vec first, Vec second) {
+  if constexpr (kDepthPerUnit<T> == 2) {
+#if defined(__AVX512BF16__)
+    const auto halves = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    store(to, interleave_halves((__m512i)halves, std::make_integer_sequence<int, 2 * kLanes>{}), AllLanes{});
+#endif
+  } else {
+    store(to, first, AllLanes{});
+    store(to + kLanes, second, AllLanes{});
+  }
+}
+
 // A tile of `vectors` vectors of columns; finish(row, vector, sum) takes each of the sums.
 template <class T, int vectors = kTileVectors, class Finish>
 void multiply(int64_t count, int64_t units, LeftOperand a, const float* b, Finish&& finish) {
@@ -88,11 +118,12 @@ struct Strip {
   IndexRange units, columns;
 };
 
-// Products of strips with a packed B of `columns` columns. strip(i) describes the strip i, finish(i, row, column, sum)
-// takes kLanes neighbouring sums of its row. Panels of B in the outer loop: each stays in the first-level cache.
-template <class T, class DescribeStrip, class Finish>
+// Products of strips with a packed B of `columns` columns. strip(i) describes the strip i, target(i, row) is where its
+// row of C begins, and finish(target, i, row, column, sum) takes the kLanes sums from that column on. Panels of B in
+// the outer loop: each stays in the first-level cache.
+template <class T, class DescribeStrip, class Target, class Finish>
 void multiply_strips(int64_t strips, const float* b, int64_t panel, int64_t columns, DescribeStrip&& strip,
-                     Finish&& finish) {
+                     Target&& target, Finish&& finish) {
   for (int64_t first = 0; first < columns; first += kTileColumns, b += panel) {
     for (int64_t i = 0; i < strips; ++i) {
       const Strip part = strip(i);
@@ -101,9 +132,11 @@ void multiply_strips(int64_t strips, const float* b, int64_t panel, int64_t colu
       if (begin >= end) continue;
       const LeftOperand a = {part.a.data + part.units.begin * part.a.unit_stride, part.a.row_stride,
                              part.a.unit_stride};
+      for (int r = 0; r < kTileRows; ++r)
+        for (int64_t column = begin; column < end; column += kLanes) __builtin_prefetch(target(i, r) + column, 1);
       multiply<T>((end - begin + kLanes - 1) / kLanes, part.units.end - part.units.begin, a,
                   b + part.units.begin * kTileColumns + begin - first,
-                  [&](int r, int v, Vec sum) { finish(i, r, begin + v * kLanes, sum); });
+                  [&](int r, int v, Vec sum) { finish(target(i, r), i, r, begin + v * kLanes, sum); });
     }
   }
 }
