@@ -257,7 +257,7 @@ class AscendTwin:
         ``options``: causal, scale, window, cu_seqlens_q, cu_seqlens_k.
         """
         tiling, ends_q, ends_k = _attention(q, k, v, **options)
-        per_block = self._size("twin_attention_queries", v.shape[2])
+        per_block = max(1, self._size("twin_attention_queries", v.shape[2]))  # 0: the launcher will refuse
         blocks = _query_blocks(ends_q, ends_k, query_offsets, per_block)
         tiling.blocks = len(blocks)
         out = q.new_empty(*q.shape[:2], v.shape[2])
@@ -287,7 +287,7 @@ class AscendTwin:
         if grad_logsumexp is not None:
             delta -= grad_logsumexp.masked_fill(blind, 0.0)
         denominator = logsumexp.masked_fill(blind, torch.inf)
-        per_block = self._size("twin_attention_gradient_keys", q.shape[2], v.shape[2])
+        per_block = max(1, self._size("twin_attention_gradient_keys", q.shape[2], v.shape[2]))
         workspace = self._workspace("twin_attention_gradient_workspace", tiling)
         grads = [torch.empty_like(t) for t in (q, k, v)]
         tables = (

@@ -95,6 +95,17 @@ def test_large_scores_do_not_overflow():
     check(q.half(), k.half(), v.half(), causal=False, scale=1.0)
 
 
+@pytest.mark.parametrize("shape", [(1, 16, 5000), (40, 2000, 16)], ids=str)
+def test_refuses_dimensions_that_do_not_fit(shape: tuple[int, int, int]):
+    num_heads, head_dim, value_dim = shape
+    q, k, v = (torch.zeros(1, num_heads, dim).half() for dim in (head_dim, head_dim, value_dim))
+    message = f"head_dim {head_dim} and value_dim {value_dim} of {num_heads} heads are too large"
+    with pytest.raises(RuntimeError, match=message):
+        kernels().flash_attention(q, k, v)
+    with pytest.raises(RuntimeError, match=message):
+        kernels().flash_attention_backward(v, None, q, k, v, v, torch.ones(num_heads, 1))
+
+
 def test_results_do_not_depend_on_the_cores():
     torch.manual_seed(5)
     q, k, v = torch.randn(140, 3, 16).half(), torch.randn(140, 1, 16).half(), torch.randn(140, 1, 16).half()

@@ -47,6 +47,14 @@ def test_rows_after_the_last_group_are_left_alone():
     assert torch.equal(y[6:], torch.zeros(4, 16).half())
 
 
+def test_refuses_rows_that_are_too_far_apart():
+    x, weight, offsets = torch.zeros(1, 65536).half(), torch.zeros(1, 1, 65536).half(), torch.tensor([1]).int()
+    with pytest.raises(RuntimeError, match="k 65536 and n 1 are at most 65535"):
+        kernels().grouped_gemm(x, weight, offsets)
+    with pytest.raises(RuntimeError, match="k 65536 and n 1 are at most 65535"):
+        kernels().grouped_gemm_weight_gradient(torch.zeros(1, 1).half(), x, offsets)
+
+
 def test_counts_every_product():
     x, weight = torch.randn(256, 64).half(), torch.randn(1, 128, 64).half()
     twin = kernels()

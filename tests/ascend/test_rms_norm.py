@@ -53,7 +53,7 @@ def check(
 
 
 # Rows and hidden: one element, odd rows, whole blocks, several tiles per core, rows that have to be read in parts.
-SHAPES = [(1, 1), (7, 3), (5, 17), (3, 64), (70, 33), (300, 24), (2, 1000), (2, 8200)]
+SHAPES = [(1, 1), (7, 3), (5, 17), (3, 64), (70, 33), (300, 24), (2, 1000), (2, 8200), (1, 24576)]
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
@@ -98,6 +98,12 @@ def test_results_do_not_depend_on_the_cores():
     for one, five, again in zip(*results, strict=True):
         assert torch.equal(five, again)
         assert torch.equal(one, five) or one is results[0][3]
+
+
+def test_refuses_rows_whose_weight_gradient_does_not_fit():
+    x = torch.zeros(1, 24577)
+    with pytest.raises(RuntimeError, match="hidden is 24577, but at most 24576"):
+        kernels().rms_norm_backward(x, x, None, torch.ones(1), round_before_weight=True)
 
 
 def test_moves_each_byte_once():

@@ -71,6 +71,13 @@ def test_more_heads_than_a_tile_holds():
     check(q, k, *angles(1, 1, 64, torch.bfloat16), interleaved=True)
 
 
+@pytest.mark.parametrize("dims", [(1026, 1026), (60000, 64)], ids=str)
+def test_refuses_heads_that_do_not_fit(dims: tuple[int, int]):
+    q, k = torch.zeros(1, 1, 1, dims[0]), torch.zeros(1, 1, 1, dims[0])
+    with pytest.raises(RuntimeError, match=f"rotary_dim {dims[1]} and head_dim {dims[0]} are too large"):
+        kernels().rotary(q, k, *angles(1, 1, dims[1], torch.float32))
+
+
 def test_moves_each_byte_once():
     q, k = torch.randn(2, 8, 16, 64).bfloat16(), torch.randn(2, 2, 16, 64).bfloat16()
     twin = kernels(blocks=2)

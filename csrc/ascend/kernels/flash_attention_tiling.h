@@ -73,8 +73,9 @@ constexpr int32_t kGradientQueries = 32;
 
 inline int32_t attention_gradient_keys(int64_t head_dim, int64_t value_dim) {
   const int64_t key = round_up(head_dim, kRowElements), value = round_up(value_dim, kRowElements);
+  const int64_t tiles = kGradientQueries * kAttentionKeys * (2 * 4 + 2 * 2);
+  if (tiles + kGradientQueries * key * (4 + 4 + 2) > kUnifiedBufferBudget) return 0;  // the sums of grad_q
   for (const int64_t keys : {64, 32, 16}) {
-    const int64_t tiles = kGradientQueries * kAttentionKeys * (2 * 4 + 2 * 2);
     if (tiles + keys * (key + value + 2 * larger(key, value)) * 4 <= kUnifiedBufferBudget) return int32_t(keys);
   }
   return 0;

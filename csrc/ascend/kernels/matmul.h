@@ -16,7 +16,8 @@ using namespace AscendC;
 
 constexpr int32_t kTile = 128, kStepL1 = 256, kStepL0 = 128, kFractal = 16;
 
-// A matrix in global memory: rows `stride` elements apart (at most 65535). Transposed: the operand is its transpose.
+// A matrix in global memory: rows `stride` elements apart (at most kMaxMatrixStride). Transposed: the operand is its
+// transpose.
 template <class T>
 struct Operand {
   GlobalTensor<T> data;

@@ -31,6 +31,9 @@ BOTH_SIDES constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a,
 // Rows of local memory are padded to whole blocks of 32 bytes, at most this many elements.
 constexpr int64_t kRowElements = 16;
 
+// Rows of matrices that the cube cores read lie at most this many elements apart.
+constexpr int64_t kMaxMatrixStride = 65535;
+
 // Tiles of `rows` whole rows, or, where a row is too long, of `rows` parts of `columns` columns.
 struct Tiles {
   int64_t matrix_rows, matrix_columns;

@@ -45,6 +45,14 @@ char* run(const char* kernel, Cores cores, const Run& how, std::vector<GlobalBuf
   return to_c_string(ascend_twin::launch({kernel, true, how.dropped_sync}, cores, how.blocks, std::move(present), f));
 }
 
+// The answer to a call that a kernel is not made for.
+template <class... Why>
+char* refuse(const char* kernel, const Why&... why) {
+  ascend_twin::Report report;
+  report.errors.push_back(ascend_twin::text(kernel, ": ", why...));
+  return to_c_string(report);
+}
+
 inline GM_ADDR gm(const void* data) { return static_cast<GM_ADDR>(const_cast<void*>(data)); }
 
 inline GlobalBuffer input(const char* name, const void* data, int64_t bytes) {

@@ -3,6 +3,20 @@
 
 using namespace mindspeed::ascend;
 
+namespace {
+
+bool strides_fit(const AttentionTiling& tiling) {
+  return std::max(tiling.num_heads, tiling.num_kv_heads) * std::max(tiling.head_dim, tiling.value_dim) <=
+         kMaxMatrixStride;
+}
+
+char* refuse_dimensions(const char* kernel, const AttentionTiling& tiling) {
+  return refuse(kernel, "head_dim ", tiling.head_dim, " and value_dim ", tiling.value_dim, " of ", tiling.num_heads,
+                " heads are too large");
+}
+
+}  // namespace
+
 extern "C" {
 
 // Queries of a block, 0 if value_dim is too large; how many bytes of workspace a block of cores needs.
@@ -18,6 +32,7 @@ char* twin_flash_attention_forward(Run how, int type, const void* q, const void*
                                    const QueryBlock* blocks, void* out, float* logsumexp, void* memory, int64_t keys,
                                    AttentionTiling* tiling) {
   tiling->per_core = attention_queries(tiling->value_dim);
+  if (tiling->per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_forward", *tiling);
   const int64_t size = bytes_of(type), heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
   const std::vector<GlobalBuffer> buffers = {
       input("q", q, tiling->queries * heads * tiling->head_dim * size),
@@ -50,6 +65,7 @@ char* twin_flash_attention_backward(Run how, int type, const void* q, const void
                                     const int64_t* blocks, void* grad_q, void* grad_k, void* grad_v, void* memory,
                                     int64_t keys, AttentionTiling* tiling) {
   tiling->per_core = attention_gradient_keys(tiling->head_dim, tiling->value_dim);
+  if (tiling->per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_backward", *tiling);
   const int64_t size = bytes_of(type), heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
   const int64_t q_bytes = tiling->queries * heads * tiling->head_dim * size;
   const int64_t k_bytes = keys * kv_heads * tiling->head_dim * size;

@@ -8,6 +8,9 @@ extern "C" {
 // offsets is int32 [groups]; rows are those of all groups.
 char* twin_grouped_gemm(Run how, int type, const void* x, const void* weight, const int32_t* offsets, void* y,
                         int64_t rows, int64_t groups, int64_t k, int64_t n, bool transposed) {
+  if (std::max(k, n) > kMaxMatrixStride) {
+    return refuse("grouped_gemm", "k ", k, " and n ", n, " are at most ", kMaxMatrixStride);
+  }
   const GroupedGemmTiling tiling{groups, k, n, transposed};
   const int64_t size = bytes_of(type);
   const std::vector<GlobalBuffer> buffers = {
@@ -29,6 +32,9 @@ char* twin_grouped_gemm(Run how, int type, const void* x, const void* weight, co
 char* twin_grouped_gemm_weight_gradient(Run how, int type, const void* grad_y, const void* x, const int32_t* offsets,
                                         void* grad_weight, int64_t rows, int64_t groups, int64_t k, int64_t n,
                                         bool transposed) {
+  if (std::max(k, n) > kMaxMatrixStride) {
+    return refuse("grouped_gemm_weight_gradient", "k ", k, " and n ", n, " are at most ", kMaxMatrixStride);
+  }
   const GroupedGemmTiling tiling{groups, k, n, transposed};
   const int64_t size = bytes_of(type);
   const std::vector<GlobalBuffer> buffers = {

@@ -51,6 +51,9 @@ char* twin_rms_norm_forward(Run how, int x_type, int y_type, const void* x, cons
 char* twin_rms_norm_backward(Run how, int x_type, int y_type, const void* grad_y, const void* grad_sum, const void* x,
                              const float* weight, const float* rstd, void* grad_x, float* grad_weight,
                              float* partial_sums, int64_t rows, int64_t hidden, bool round_before_weight) {
+  if (hidden > kRmsNormMaxHidden) {
+    return refuse("rms_norm_backward", "hidden is ", hidden, ", but at most ", kRmsNormMaxHidden);
+  }
   const int64_t elements = rows * hidden;
   RmsNormTiling tiling{};
   tiling.tiles =

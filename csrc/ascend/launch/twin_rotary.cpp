@@ -30,6 +30,10 @@ char* twin_rotary(Run how, int in, int angle, int out, const TwinHeads* q, const
                   RotaryTiling* tiling) {
   tiling->q = q->heads, tiling->k = k->heads;
   tiling->heads = rotary_heads(*tiling, bytes_of(in), bytes_of(angle), bytes_of(out));
+  if (tiling->rotary_dim > kRotaryMaxDim || tiling->heads == 0) {
+    return refuse("rotary", "rotary_dim ", tiling->rotary_dim, " and head_dim ", tiling->head_dim,
+                  " are too large: at most ", kRotaryMaxDim, ", and one head in local memory");
+  }
   const int64_t angles = (tiling->angle_batch_stride == 0 ? 1 : tiling->batch) * tiling->seq * tiling->rotary_dim;
   const std::vector<GlobalBuffer> buffers = {
       input("q", q->in, q->in_bytes),
