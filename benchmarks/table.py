@@ -90,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--allocator",
         choices=environment.ALLOCATORS,
-        default="reuse",
-        help="keep freed memory (default), or glibc's way",
+        default="huge",
+        help="keep freed memory in huge pages (default), in small ones, or leave it to glibc",
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each contestant and pass; default: %(default)s")
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
@@ -100,8 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not selected:
         parser.error(f"no case is named so; there are: {'; '.join(map(str, cases(options.op)))}")
 
-    environment.restart_with(environment.openmp(options.threads))
-    if options.allocator == "reuse":
+    pages = environment.huge_pages() if options.allocator == "huge" else {}
+    environment.restart_with({**environment.openmp(options.threads), **pages})
+    if options.allocator != "default":
         environment.keep_freed_memory()
     torch.manual_seed(0)
     results = [result for case in selected for result in run(case, options.seconds)]
