@@ -7,6 +7,8 @@
 #include <string>
 
 #include "cpu/adamw.h"
+#include "cpu/bfloat16_sum.h"
+#include "cpu/cross_entropy.h"
 #include "cpu/flash_attention.h"
 #include "cpu/fused_experts.h"
 #include "cpu/grouped_gemm.h"
@@ -34,11 +36,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("detected_cpu_capability", [] { return name(detected_capability()); });
   m.def("cpu_capability", [] { return name(cpu_capability()); });
   m.def("cpu_kernels", [] {
-    return chosen(adamw_step_kernel, fused_experts_forward_kernel, fused_experts_backward_kernel,
-                  fused_experts_bias_gradient_kernel, grouped_gemm_kernel, grouped_outer_product_kernel,
-                  moe_permute_kernel, moe_unpermute_kernel, moe_unpermute_backward_kernel, rms_norm_forward_kernel,
-                  rms_norm_backward_kernel, rms_norm_weight_gradient_kernel, rotary_kernel, swiglu_forward_kernel,
-                  swiglu_backward_kernel, flash_attention_forward_kernel, flash_attention_delta_kernel,
-                  flash_attention_backward_kernel);
+    return chosen(adamw_step_kernel, bfloat16_sum_kernel, cross_entropy_kernel, fused_experts_forward_kernel,
+                  fused_experts_backward_kernel, fused_experts_bias_gradient_kernel, grouped_gemm_kernel,
+                  grouped_outer_product_kernel, moe_permute_kernel, moe_unpermute_kernel, moe_unpermute_backward_kernel,
+                  rms_norm_forward_kernel, rms_norm_backward_kernel, rms_norm_weight_gradient_kernel, rotary_kernel,
+                  swiglu_forward_kernel, swiglu_backward_kernel, flash_attention_forward_kernel,
+                  flash_attention_delta_kernel, flash_attention_backward_kernel);
   });
 }
