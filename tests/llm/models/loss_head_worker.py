@@ -10,7 +10,7 @@ from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.parallel.cases import build_model, rows
 
-CASE = {"ranks": 2, "accumulation": 2, "packed": False}
+CASE: dict = {"ranks": 2, "accumulation": 2, "packed": False, "parallel": {}}
 
 with start() as distributed:
     for name, reshard in (("qwen3", True), ("qwen3", False), ("tied_llama", True), ("qwen3_moe", True)):
