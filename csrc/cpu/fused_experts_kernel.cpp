@@ -161,6 +161,7 @@ void fused_experts_backward_kernel(const ExpertsBackward& args, int64_t begin, i
 }
 
 void fused_experts_bias_gradient_kernel(const ExpertsBiasGradient& args, int64_t begin, int64_t end) {
+  if (args.size == 0) return;  // an empty tensor has no memory, and memset takes no null pointer
   with_type(args.type, [&](auto element) {
     using T = decltype(element);
     for (int64_t e = begin; e < end; ++e) {
