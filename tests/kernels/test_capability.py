@@ -17,10 +17,13 @@ TESTS = Path(__file__).parent
 OPERATOR_TESTS = [
     str(TESTS / f"test_{name}.py")
     for name in (
+        "adamw",
         "conversion",
         "flash_attention",
+        "flash_attention_masks",
         "fused_experts",
         "grouped_gemm",
+        "linear_cross_entropy",
         "moe_permute",
         "rms_norm",
         "rotary",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-_COMMON = {
+COMMON = {
     "vocab_size": 128,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -75,7 +75,7 @@ def make(
     model_type: str, options: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """The same for a model that is described right here."""
-    config = AutoConfig.for_model(model_type, **_COMMON | options)
+    config = AutoConfig.for_model(model_type, **COMMON | options)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
@@ -91,7 +91,7 @@ def make(
 
 
 def tokens(batch: int = 2, seq: int = 12) -> Tensor:
-    return torch.randint(3, _COMMON["vocab_size"], (batch, seq), generator=torch.Generator().manual_seed(1))
+    return torch.randint(3, COMMON["vocab_size"], (batch, seq), generator=torch.Generator().manual_seed(1))
 
 
 def run(model: torch.nn.Module) -> tuple[Tensor, dict[str, Tensor]]:

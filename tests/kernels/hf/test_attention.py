@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -89,12 +90,13 @@ def run(model: PreTrainedModel, batch: dict[str, Tensor], ids: Tensor | None = N
     return {"logits": logits[is_token].detach(), **gradients}
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("family", MODELS)
+# transformers' own gpt-oss lets packed documents see each other; test_packed_documents_are_those_alone has that pair.
+PAIRS = sorted(set(itertools.product(MODELS, BATCHES)) - {("gpt_oss", "packed")})
+
+
+@pytest.mark.parametrize(("family", "batch"), PAIRS)
 def test_equals_eager(family: str, batch: str) -> None:
     model = make(*MODELS[family])
-    if (family, batch) == ("gpt_oss", "packed"):
-        pytest.skip("transformers lets documents see each other; test_packed_documents_are_those_alone compares them")
     expected = run(model, BATCHES[batch])
     model.set_attn_implementation("mindspeed")
     actual = run(model, BATCHES[batch])
@@ -184,14 +186,18 @@ def test_padding_gives_zero() -> None:
 
 
 def test_autocast() -> None:
-    """Rotary makes float32 of q and k while v is bfloat16."""
+    """Rotary makes float32 of q and k while v is bfloat16: no further from the float32 model than its own attention.
+
+    Twice its distance, as both are sums of the same number of roundings that fall differently.
+    """
     model = make(*MODELS["llama"])
+    exact = model(tokens(), use_cache=False).logits
     with torch.autocast("cpu", torch.bfloat16):
-        expected = model(tokens(), use_cache=False).logits
+        theirs = model(tokens(), use_cache=False).logits
         model.set_attn_implementation("mindspeed")
-        actual = model(tokens(), use_cache=False).logits
-    assert actual.dtype == expected.dtype
-    torch.testing.assert_close(actual, expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+        ours = model(tokens(), use_cache=False).logits
+    assert ours.dtype == theirs.dtype
+    assert 0 < (ours - exact).norm() <= 2 * (theirs - exact).norm()
 
 
 # ---- Masks.

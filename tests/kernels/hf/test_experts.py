@@ -11,23 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from mindspeed_kernels import hf
 from mindspeed_kernels.hf.experts import FusedExperts
-from tests.kernels.hf.models import distance, run
+from tests.kernels.hf.models import COMMON, distance, run
 from tests.kernels.hf.modules import site
 
-_COMMON = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "num_experts_per_tok": 2,
-}
+_COMMON = COMMON | {"num_experts_per_tok": 2}
 _GROUPED = {
     "n_routed_experts": 6,
     "moe_intermediate_size": 24,
