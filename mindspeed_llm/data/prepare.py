@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -170,13 +171,17 @@ def encode_chunks(
 
 
 def _in_order(encoder: ChunkEncoder, chunks: Iterable[Sequence[Item]], workers: int) -> Iterator[tuple[Chunk, int]]:
-    if workers == 1:
-        for items in chunks:
-            yield encoder(items), len(items)
+    chunks, start = iter(chunks), time.monotonic()
+    yield from _until(lambda: workers > 1 and time.monotonic() - start > _ALONE, encoder, chunks)
+    if (first := next(chunks, None)) is None:
         return
     # A fork server: a process of many threads (Rust's, the process group's) must not be forked itself.
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(workers, context, initializer=_initialise, initargs=(encoder,)) as pool:
+        started = [pool.submit(bool) for _ in range(workers)]
+        chunks = chain([first], chunks)
+        yield from _until(lambda: all(one.done() for one in started), encoder, chunks)
         pending: deque[tuple[Future[Chunk], int]] = deque()
         for items in chunks:
             pending.append((pool.submit(_encode_here, list(items)), len(items)))
@@ -186,6 +191,17 @@ def _in_order(encoder: ChunkEncoder, chunks: Iterable[Sequence[Item]], workers: 
         for future, size in pending:
             yield future.result(), size
 
+
+def _until(
+    is_enough: Callable[[], bool], encoder: ChunkEncoder, chunks: Iterator[Sequence[Item]]
+) -> Iterator[tuple[Chunk, int]]:
+    """Encode in this process."""
+    while not is_enough() and (items := next(chunks, None)) is not None:
+        yield encoder(items), len(items)
+
+
+_ALONE = 1.0
+"""Seconds after which other processes are started. That takes some seconds, in which most data sets are prepared."""
 
 _encoder_here: Callable[[Sequence[Item]], Chunk] | None = None  # in a worker: pickled once, not with every chunk
 

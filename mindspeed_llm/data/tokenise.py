@@ -9,6 +9,14 @@ from transformers import PreTrainedTokenizerBase
 from mindspeed_llm.data.templates import Content, Piece, SpecialToken
 from mindspeed_llm.errors import DataError
 
+_IDS_ONLY: dict[str, bool] = {
+    "add_special_tokens": False,
+    "return_attention_mask": False,
+    "return_token_type_ids": False,
+    "verbose": False,
+}
+_PROBE = "Hello, wörld!\n\n  x = 1234;\t你好 😀 "
+
 
 class Tokeniser:
     """Token ids of sequences of pieces; no special tokens are added, and each piece is tokenised by itself.
@@ -27,6 +35,7 @@ class Tokeniser:
             missing = f"token {eos!r}, which ends answers in this data.template" if eos else "eos token"
             raise DataError(f"the tokenizer has no {missing}.")
         self.eos = int(eos_id)
+        self._is_plain = _calls_its_backend_only(tokenizer)
 
     def __call__(self, sequences: Iterable[Sequence[Piece]]) -> list[list[int]]:
         """The token ids of every sequence of pieces."""
@@ -48,18 +57,32 @@ class Tokeniser:
     def _ids(self, texts: Sequence[str], *, split: bool) -> dict[str, list[int]]:
         if not texts:
             return {}
+        strings = list(map(str, texts))
+        if self._is_plain:
+            return dict(zip(texts, self._backend_ids(strings, split), strict=True))
         options = {"split_special_tokens": True} if split else {}
-        encoded = self._tokenizer(
-            list(map(str, texts)),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-            **options,
-        )
+        encoded = self._tokenizer(strings, **_IDS_ONLY, **options)
         return dict(zip(texts, encoded["input_ids"], strict=True))
+
+    def _backend_ids(self, texts: list[str], split: bool) -> list[list[int]]:
+        """The same ids in half the time: transformers has the backend find out where in the text every token is."""
+        backend = self._tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = split or self._tokenizer.split_special_tokens
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _special(self, name: SpecialToken) -> list[int]:
         if name == "bos":  # many tokenizers have none, and then the model was trained without
             return [] if self._tokenizer.bos_token_id is None else [self._tokenizer.bos_token_id]
         return [self.eos]
+
+
+def _calls_its_backend_only(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the class of a fast tokenizer does nothing of its own to a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "encode_batch_fast"):
+        return False
+    probe = _PROBE + " ".join(map(str, tokenizer.all_special_tokens))
+    expected = tokenizer([probe], **_IDS_ONLY)["input_ids"][0]
+    return bool(backend.encode_batch_fast([probe], add_special_tokens=False)[0].ids == expected)

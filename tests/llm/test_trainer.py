@@ -133,11 +133,14 @@ def assert_equals_reference(config: Config, actual: list[dict], rows_per_step: i
 
 
 def test_one_process_equals_plain_pytorch(folder, tmp_path):
+    # transformers#35203, LLaMA-Factory#7443: accumulation changed loss and gradient; transformers#35651: only what was
+    # logged grew with it. The reference does not accumulate.
     config = settings(folder, tmp_path / "out")
     assert_equals_reference(config, run(config), rows_per_step=3)
 
 
 def test_two_ranks_equal_plain_pytorch(folder, tmp_path):
+    # torchtitan#1842, prime-rl#1957: the mean of the ranks' means gives tokens of ranks that have few more weight.
     config = settings(folder, tmp_path / "out", gradient_accumulation_steps=2)
     (tmp_path / "config.yaml").write_text(config.dump_yaml())
     finished = launch(["-m", "mindspeed_llm.run", str(tmp_path / "config.yaml")], 2)
@@ -192,22 +195,36 @@ def test_resuming_a_finished_run_takes_no_step(folder, tmp_path):
     assert run(config) == before
 
 
-def test_evaluation_is_weighted_by_tokens(folder, tmp_path):
-    config = settings(
-        folder, tmp_path / "out", max_steps=1, lr=0.0, per_device_eval_batch_size=2, save_hf_weights=False
-    )
-    rows = str(folder / "rows.json")
-    source = config.data.dataset.model_copy(update={"file_name": rows})
+def evaluated(folder: Path, output_dir: Path, **training) -> tuple[float, list[tuple[float, int]]]:
+    """The evaluation loss of a run in batches of two rows; each row's loss in plain PyTorch, and its targets."""
+    config = settings(folder, output_dir, max_steps=4, per_device_eval_batch_size=2, **training)
+    source = config.data.dataset.model_copy(update={"file_name": str(folder / "rows.json")})
     config = config.model_copy(update={"data": config.data.model_copy(update={"eval_dataset": source})})
-    (record,) = run(config)
+    record = run(config)[-1]
     data = DataFactory(config, AutoTokenizer.from_pretrained(TOKENIZER)).create().eval["eval"]
-    model = AutoModelForCausalLM.from_pretrained(config.model.model_name_or_path, dtype=torch.float32)
-    total, targets = 0.0, 0
-    for row in (data[index] for index in range(len(data))):
-        ids, labels = token_tensors(row)
-        total += F.cross_entropy(model(ids[None]).logits[0, :-1], labels, ignore_index=-100, reduction="sum").item()
-        targets += int((labels != -100).sum())
-    assert record["eval_loss"] == pytest.approx(total / targets, rel=1e-6)
+    model = AutoModelForCausalLM.from_pretrained(output_dir / "hf", dtype=torch.float32)
+    rows = []
+    for ids, labels in (token_tensors(data[index]) for index in range(len(data))):
+        loss = F.cross_entropy(model(ids[None]).logits[0, :-1], labels, ignore_index=-100, reduction="sum").item()
+        rows.append((loss, int((labels != -100).sum())))
+    return record["eval_loss"], rows
+
+
+def test_evaluation_is_weighted_by_tokens(folder, tmp_path):
+    # torchtitan#4167: a mean of the means of batches.
+    loss, rows = evaluated(folder, tmp_path / "out")
+    assert loss == pytest.approx(sum(loss for loss, _ in rows) / sum(targets for _, targets in rows), rel=1e-6)
+
+
+def test_llamafactory_averages_the_means_of_evaluation_batches(folder, tmp_path):
+    """Each weighted by its rows; on these rows of 1 to 40 targets the two means are a percent apart."""
+    loss, rows = evaluated(folder, tmp_path / "out", parity="llamafactory")
+    batches = [rows[start : start + 2] for start in range(0, len(rows), 2)]
+    means = [sum(loss for loss, _ in batch) / sum(targets for _, targets in batch) for batch in batches]
+    expected = sum(mean * len(batch) for mean, batch in zip(means, batches, strict=True)) / len(rows)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    ours = sum(loss for loss, _ in rows) / sum(targets for _, targets in rows)
+    assert abs(loss / ours - 1) > 1e-2
 
 
 def test_steps_that_are_not_finite_are_skipped_and_end_the_run(folder, tmp_path, capsys):

@@ -184,8 +184,10 @@ def test_columns_that_nothing_reads_are_named(prepare: Prepare, write_rows: Writ
     assert "columns not used: system, history" in report
 
 
-def test_processes_and_chunks_do_not_change_the_rows(prepare: Prepare) -> None:
+def test_processes_and_chunks_do_not_change_the_rows(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is prepared in this process, before the others are started and while they start."""
     one = prepare(BOTH, template="qwen3")
+    monkeypatch.setattr("mindspeed_llm.data.prepare._ALONE", -1.0)
     two = prepare(BOTH, template="qwen3", preprocessing_num_workers=2, preprocessing_batch_size=10)
     assert ids(one.train) == ids(two.train)
     assert one.reports == two.reports

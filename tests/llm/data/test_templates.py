@@ -163,6 +163,7 @@ def test_tools_that_are_no_schema_spoil_their_row(prepare: Prepare, write_rows: 
 
 def test_thoughts(shared_tokenizer: PreTrainedTokenizerBase) -> None:
     """On: the model says itself that it does not think. Off and as is: the prompt says so, and it is not trained."""
+    # Automodel#3739, LLaMA-Factory#7905: an empty thought that the prompt supplies was trained on.
     thought = Conversation((Message("user", "Hi"), Message("assistant", "<think>\nhm\n</think>\n\nHello")))
     plain = Conversation((Message("user", "Hi"), Message("assistant", "Hello")))
     empty, full = "<think>\n\n</think>\n\n", "<think>\nhm\n</think>\n\n"

@@ -73,6 +73,24 @@ def test_megatron_s_rates_are_the_same_floats(case):
     assert result == case["lr_per_iteration"]
 
 
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_llamafactory_s_rates_are_a_step_late(kind):
+    """Its first step has rate 0, every other step the rate that ours had before it, and ``min_lr`` is not known."""
+    options = {"lr": 1e-3, "lr_scheduler_type": kind, "warmup_steps": 4}
+    ours, theirs = rates(20, min_lr=0.0, **options), rates(20, min_lr=1e-4, parity="llamafactory", **options)
+    assert theirs[0] == 0.0
+    assert theirs[1:] == pytest.approx(ours[:-1], rel=1e-12)
+    assert ours[-1] < 1e-12 < theirs[-1]
+
+
+def test_megatron_s_warm_up_begins_with_rate_0():
+    """And what ours has in the last step would come one step after it."""
+    options = {"lr": 1e-3, "min_lr": 1e-4, "lr_scheduler_type": "linear", "warmup_steps": 4}
+    ours, theirs = rates(20, **options), rates(20, steps=21, parity="megatron", **options)
+    assert theirs[0] == 0.0
+    assert theirs[1:] == pytest.approx(ours, rel=1e-12)
+
+
 @pytest.mark.parametrize("style", ["linear", "minus_sqrt"])
 def test_wsd_stays_at_the_peak_and_ends_at_min_lr(style):
     options = {"lr": 1.0, "min_lr": 0.1, "lr_scheduler_type": "wsd", "warmup_steps": 2, "wsd_decay_style": style}
