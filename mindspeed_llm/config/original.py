@@ -81,9 +81,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "parallel.tp_rowwise": OriginalKey(_TP, ANY),
     "parallel.ep_modules": OriginalKey(_EXPERTS, ANY),
     "parallel.ep_fsdp_modules": OriginalKey(_EXPERTS, ANY),
-    "parallel.ep_dispatcher": OriginalKey(
-        "a token travels once to each rank that has experts of it", ("eager", "fused", "mc2")
-    ),
     "parallel.shard_placement_fn": OriginalKey(_PLACEMENT),
     "parallel.efsdp_shard_placement_fn": OriginalKey(_PLACEMENT, ANY),
     "parallel.fsdp_implementation": OriginalKey("PyTorch's fully_shard is the only implementation", ("native",)),

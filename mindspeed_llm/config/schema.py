@@ -187,6 +187,9 @@ class ParallelConfig(Section):
     """Expert parallelism: ranks that divide the experts of a layer among themselves; tokens travel to them."""
     ep_fsdp_size: PositiveInt | None = None
     """Ranks that shard each expert's parameters; null, as well as without expert parallelism: `fsdp_size / ep_size`."""
+    ep_dispatcher: Literal["eager", "fused", "mc2"] = "eager"
+    """How tokens travel: all at once (`eager`), or in two halves, of which one travels while the other is computed
+    (`fused`; `mc2` means the same)."""
     cp_size: PositiveInt = 1
     """Context parallelism: ranks that divide every sequence among themselves; `fsdp_size` counts them too."""
     cp_type: Literal["ulysses", "ring", "hybrid"] = "ulysses"

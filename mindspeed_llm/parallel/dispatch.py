@@ -20,10 +20,11 @@ times, where an exchange of (token, expert) pairs would send it 6 times.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from mindspeed_llm.parallel.exchange import Exchange, Journey, even_exchange
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,8 @@ class Route:
     """Tokens of this rank."""
     token: torch.Tensor
     """[sent rows] the token that each row is a copy of; rows for the first rank of the group come first."""
-    send_sizes: list[int]
-    """Rows for each rank of the group."""
-    receive_sizes: list[int]
-    """Rows from each rank of the group."""
+    there: Exchange
+    """Of these rows."""
     index: torch.Tensor
     """[received rows, top_k] the experts that each row has chosen, counted from this rank's first; their number in
     place of those that are not here."""
@@ -57,36 +56,52 @@ def plan_route(top_k_index: torch.Tensor, num_experts: int, group: dist.ProcessG
     goes = owner.new_zeros(len(owner), ranks + 1, dtype=torch.bool).scatter_(1, owner, True)[:, :ranks]
     chosen = torch.bincount(owner.flatten(), minlength=ranks + 1)[:ranks]
     sent = torch.stack([goes.sum(0), chosen], dim=1)  # [rank, (rows, pairs)]
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
+    received = even_exchange(ranks, group)(sent)
     (send_sizes, _), (receive_sizes, pairs) = torch.stack([sent.T, received.T]).tolist()
 
     row = torch.argsort(goes.T.flatten(), stable=True, descending=True)[: sum(send_sizes)]  # by rank, then by token
     rank, token = row // max(len(owner), 1), row % max(len(owner), 1)
     index = torch.where(owner[token] == rank[:, None], top_k_index[token] % local, local)
-    index = _exchange(index, send_sizes, receive_sizes, group)
-    return Route(len(owner), token, send_sizes, receive_sizes, index, sum(pairs))
+    there = Exchange(group, send_sizes, receive_sizes)
+    return Route(len(owner), token, there, there(index), sum(pairs))
 
 
-def dispatch(
-    hidden_states: torch.Tensor, top_k_weights: torch.Tensor, route: Route, group: dist.ProcessGroup
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Send hidden states [tokens, hidden] and the weights of their choices [tokens, top_k] along ``route``.
+@dataclass(frozen=True)
+class Arrivals:
+    """Rows on their way to the ranks that hold their experts."""
 
-    Returns the rows [received rows, hidden] that this rank's experts see, and their weights [received rows, top_k].
-    Collective, and so is its backward.
+    route: Route
+    hidden_states: Journey
+    weights: Journey
+
+    def wait(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows [received rows, hidden] that this rank's experts see, and their weights [received rows, top_k]."""
+        return self.hidden_states.arrive(), self.weights.arrive()
+
+
+@dataclass(frozen=True)
+class Returns:
+    """Results on their way back to the ranks that sent the rows."""
+
+    route: Route
+    results: Journey
+
+    def wait(self) -> torch.Tensor:
+        """The sum of what comes back for each token: [tokens, hidden]."""
+        return sum_rows(self.results.arrive(), self.route.token, self.route.num_tokens)
+
+
+def dispatch(hidden_states: torch.Tensor, top_k_weights: torch.Tensor, route: Route) -> Arrivals:
+    """Start to send hidden states [tokens, hidden] and the weights of their choices [tokens, top_k] along ``route``.
+
+    Collective, as everything here, and so is its backward.
     """
-    sent = hidden_states[route.token], top_k_weights[route.token]
-    return _Exchange.apply(route.send_sizes, route.receive_sizes, group, *sent)
+    return Arrivals(route, route.there.start(hidden_states[route.token]), route.there.start(top_k_weights[route.token]))
 
 
-def combine(results: torch.Tensor, route: Route, group: dist.ProcessGroup) -> torch.Tensor:
-    """Bring the weighted sum for each received row [received rows, hidden] back, and add them up for each token.
-
-    Returns [tokens, hidden]. Collective, and so is its backward.
-    """
-    (returned,) = _Exchange.apply(route.receive_sizes, route.send_sizes, group, results)
-    return sum_rows(returned, route.token, route.num_tokens)
+def combine(results: torch.Tensor, route: Route) -> Returns:
+    """Start to bring the weighted sum for each received row [received rows, hidden] back."""
+    return Returns(route, route.there.back.start(results))
 
 
 def sum_rows(rows: torch.Tensor, target: torch.Tensor, size: int) -> torch.Tensor:
@@ -94,27 +109,3 @@ def sum_rows(rows: torch.Tensor, target: torch.Tensor, size: int) -> torch.Tenso
     dtype = torch.promote_types(rows.dtype, torch.float32)
     sums = torch.zeros(size, rows.shape[-1], dtype=dtype, device=rows.device).index_add(0, target, rows.to(dtype))
     return sums.to(rows.dtype)
-
-
-class _Exchange(torch.autograd.Function):
-    """All-to-all of the rows of one or several tensors. Their gradients go the opposite way, in the same order on every
-    rank."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, send_sizes: list[int], receive_sizes: list[int], group: dist.ProcessGroup, *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.way_back = receive_sizes, send_sizes, group
-        return tuple(_exchange(tensor, send_sizes, receive_sizes, group) for tensor in tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, None, None, *(_exchange(gradient, *ctx.way_back) for gradient in gradients)
-
-
-def _exchange(
-    rows: torch.Tensor, send_sizes: list[int], receive_sizes: list[int], group: dist.ProcessGroup
-) -> torch.Tensor:
-    received = rows.new_empty(sum(receive_sizes), *rows.shape[1:])
-    dist.all_to_all_single(received, rows.contiguous(), receive_sizes, send_sizes, group=group)
-    return received

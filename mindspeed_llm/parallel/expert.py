@@ -23,12 +23,17 @@ from mindspeed_kernels.hf.experts import FusedExperts
 from mindspeed_kernels.hf.replace import fusion_of
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.models.skeleton import original_class
-from mindspeed_llm.parallel.dispatch import Route, combine, dispatch, plan_route, sum_rows
+from mindspeed_llm.parallel.dispatch import Arrivals, Returns, Route, combine, dispatch, plan_route, sum_rows
 from mindspeed_llm.parallel.structure import expert_modules, num_experts
 
+_PARTS = {"eager": 1, "fused": 2, "mc2": 2}
+"""In how many parts the tokens of a layer travel with each ``parallel.ep_dispatcher``."""
 
-def apply_expert_parallel(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
+
+def apply_expert_parallel(model: PreTrainedModel, mesh: DeviceMesh, dispatcher: str = "eager") -> list[nn.Module]:
     """Cut the experts of ``model`` over the dimension ``ep`` of the expert mesh, in place; returns their modules.
+
+    ``dispatcher`` is ``parallel.ep_dispatcher``.
 
     Raises ConfigError when the model has no stacked experts, or a number of them that the ranks cannot share evenly.
     """
@@ -49,22 +54,36 @@ def apply_expert_parallel(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.M
         for name, parameter in experts.named_parameters(recurse=False):
             part = distribute_tensor(parameter.detach(), ep, [Shard(0)], src_data_rank=None)
             experts.register_parameter(name, nn.Parameter(part, requires_grad=parameter.requires_grad))
-        experts.forward = partial(_forward, experts, ep.get_group())
+        experts.forward = partial(_forward, experts, ep.get_group(), _PARTS[dispatcher])
     return modules
 
 
 def _forward(
     experts: nn.Module,
     group: dist.ProcessGroup,
+    parts: int,
     hidden_states: torch.Tensor,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """The experts' forward on this rank's tokens: [tokens, hidden] -> [tokens, hidden]. Collective."""
-    route = plan_route(top_k_index, num_experts(experts), group)
-    rows, weights = dispatch(hidden_states, top_k_weights, route, group)
-    results = weighted_sums(_local_view(experts, group.size()), rows, weights, route)
-    return combine(results.to(hidden_states.dtype), route, group)
+    """The experts' forward on this rank's tokens, in so many parts: [tokens, hidden] -> [tokens, hidden]. Collective.
+
+    With two parts, A and B, an exchange has a computation to hide behind, and in backward likewise::
+
+        exchange    A there  B there  A back   B back
+        compute              A        B
+    """
+    local = _local_view(experts, group.size())
+    routes = [plan_route(index, num_experts(experts), group) for index in top_k_index.tensor_split(parts)]
+    inputs = zip(hidden_states.tensor_split(parts), top_k_weights.tensor_split(parts), routes, strict=True)
+    arriving = [dispatch(*part) for part in inputs]
+    returning = [_compute_part(local, part, hidden_states.dtype) for part in arriving]
+    return torch.cat([part.wait() for part in returning])
+
+
+def _compute_part(experts: nn.Module, arrivals: Arrivals, dtype: torch.dtype) -> Returns:
+    results = weighted_sums(experts, *arrivals.wait(), arrivals.route)
+    return combine(results.to(dtype), arrivals.route)
 
 
 def weighted_sums(experts: nn.Module, rows: torch.Tensor, weights: torch.Tensor, route: Route) -> torch.Tensor:

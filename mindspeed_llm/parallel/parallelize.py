@@ -16,5 +16,5 @@ def parallelize(model: PreTrainedModel, meshes: Meshes, parallel: ParallelConfig
     """Transform a model on the meta device in place; weights are materialised into the shards afterwards."""
     apply_context_parallel(model, meshes.context)
     apply_recompute(model, parallel)
-    experts = apply_expert_parallel(model, meshes.expert) if meshes.expert else []
+    experts = apply_expert_parallel(model, meshes.expert, parallel.ep_dispatcher) if meshes.expert else []
     apply_fsdp(model, meshes, parallel, experts)

@@ -7,29 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mindspeed_llm.parallel.exchange import even_exchange
+
 
 def exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Part i of ``x [ranks, ...]`` goes to rank i, and part i of the result comes from there. Its own transpose."""
-    return _Exchange.apply(x, group)
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        received = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, x.contiguous(), group=group)
-        return received
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:
-        return _Exchange.apply(grads[0], ctx.group), None
+    return even_exchange(len(x), group)(x)
 
 
 def to_heads(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:

@@ -22,15 +22,15 @@ def run_case(case: str, distributed: Distributed, group: dist.ProcessGroup) -> l
     for tensor in (hidden, weights):
         tensor.requires_grad_()
     route = plan_route(index, NUM_EXPERTS, group)
-    rows, row_weights = dispatch(hidden, weights, route, group)
+    rows, row_weights = dispatch(hidden, weights, route).wait()
     here = (route.index < local).nonzero()  # [pairs, (row, choice)]
     assert len(here) == route.num_pairs
     results = experts_forward(rows[here[:, 0]], route.index[*here.T], stacked) * row_weights[*here.T].unsqueeze(-1)
-    output = combine(sum_rows(results, here[:, 0], len(rows)), route, group)
+    output = combine(sum_rows(results, here[:, 0], len(rows)), route).wait()
     (output.sin() * torch.arange(output.shape[-1])).sum().backward()
     mine = {
         "output": output.detach(), "hidden": hidden.grad, "weights": weights.grad, "experts": stacked.grad,
-        "sent": sum(route.send_sizes) - route.send_sizes[distributed.rank],
+        "sent": len(route.token) - route.there.send_sizes[distributed.rank],
     }  # fmt: skip
     everyone = [None] * distributed.world_size
     dist.all_gather_object(everyone, mine)

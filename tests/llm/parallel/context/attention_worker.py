@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,6 +16,7 @@ from mindspeed_llm.foundation.distributed import start
 from mindspeed_llm.parallel.context.attention import ContextAttention
 from mindspeed_llm.parallel.context.ring import Scores
 from mindspeed_llm.parallel.context.sharder import ContextSharder
+from tests.llm.parallel.bytes_sent import BytesSent
 from tests.llm.parallel.context.attention_cases import inputs, packed_batch
 
 
@@ -37,7 +35,7 @@ def run_case(case: dict, world_size: int) -> dict[str, torch.Tensor]:
     grad = whole.pop("grad").detach()
     q, k, v = (x[:, held] for x in whole.values())
     sinks = sinks if sinks is None else sinks.requires_grad_()
-    with _counting() as sent:
+    with BytesSent() as sent:
         out = attend(q, k, v, sinks, Scores(None, case["window"], case["softcap"]))
         out.backward(grad[:, held])
 
@@ -47,29 +45,8 @@ def run_case(case: dict, world_size: int) -> dict[str, torch.Tensor]:
         dist.all_reduce(tensor, group=mesh.get_group("ring"))
         dist.all_reduce(tensor, group=mesh.get_group("ulysses"))
     found = {name: x[:, :length] for name, x in found.items()}
-    found["bytes sent"] = torch.tensor(sum(sent))
+    found["bytes sent"] = torch.tensor(sent.total)
     return found if sinks is None else found | {"sinks": sinks.grad}
-
-
-@contextmanager
-def _counting() -> Iterator[list[int]]:
-    """The sizes in bytes of what this rank sends to others."""
-    sent: list[int] = []
-    pass_on, exchange = dist.batch_isend_irecv, dist.all_to_all_single
-
-    def counting_pass_on(operations):
-        sent.extend(o.tensor.nbytes for o in operations if o.op is dist.isend)
-        return pass_on(operations)
-
-    def counting_exchange(output, x, group):
-        sent.append(x.nbytes * (group.size() - 1) // group.size())
-        return exchange(output, x, group=group)
-
-    with (
-        mock.patch.object(dist, "batch_isend_irecv", counting_pass_on),
-        mock.patch.object(dist, "all_to_all_single", counting_exchange),
-    ):
-        yield sent
 
 
 def _pad(x: torch.Tensor, missing: int) -> torch.Tensor:
