@@ -8,11 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.npu import dispatch as npu
+
 KERNEL_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 
-def has_kernel(*tensors: Tensor | None) -> bool:
-    """Whether fused kernels take these arguments; otherwise the reference computes them."""
+def has_kernel(*tensors: Tensor | None, call: tuple[Any, ...] = ()) -> bool:
+    """Whether fused kernels take these arguments; otherwise the reference computes them.
+
+    ``call`` is what runs: an operator of ``torch.ops.mindspeed`` by name, and its arguments. On an NPU it depends on
+    all of them.
+    """
+    if call and npu.on_npu(call[1]):
+        return npu.takes(*call)
     return all(t is None or (t.device.type == "cpu" and t.dtype in KERNEL_DTYPES) for t in tensors)
 
 

@@ -95,7 +95,15 @@ def flash_attention(
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit together.
     """
-    if not has_kernel(q, k, v, sinks):
+    options = (
+        sinks,
+        *_sequences(cu_seqlens_q, cu_seqlens_k, query_offsets),
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        causal,
+        window,
+        softcap,
+    )
+    if not has_kernel(q, k, v, sinks, call=("flash_attention_forward", q, k, v, *options)):
         return reference.flash_attention(
             q,
             k,
@@ -110,17 +118,7 @@ def flash_attention(
             query_offsets=query_offsets,
             return_logsumexp=return_logsumexp,
         )
-    out, logsumexp = torch.ops.mindspeed.flash_attention_forward(
-        q,
-        k,
-        v,
-        sinks,
-        *_sequences(cu_seqlens_q, cu_seqlens_k, query_offsets),
-        q.shape[-1] ** -0.5 if scale is None else scale,
-        causal,
-        window,
-        softcap,
-    )
+    out, logsumexp = torch.ops.mindspeed.flash_attention_forward(q, k, v, *options)
     return (out, logsumexp) if return_logsumexp else out
 
 
@@ -181,7 +179,16 @@ def backward(
     calls to :func:`forward`, the gradients of the calls add up to those of one call with all keys. The gradient of
     sinks is then whole in each call, not a share: ask for it once.
     """
-    if not has_kernel(q, k, v, sinks):
+    options = (
+        sinks,
+        *_sequences(cu_seqlens_q, cu_seqlens_k, query_offsets),
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        causal,
+        window,
+        softcap,
+    )
+    call = ("flash_attention_backward", grad_out, grad_logsumexp, q, k, v, out, logsumexp, *options)
+    if not has_kernel(q, k, v, sinks, call=call):
         return reference.flash_attention_backward(
             grad_out,
             grad_logsumexp,
@@ -200,19 +207,7 @@ def backward(
             query_offsets=query_offsets,
         )
     *grads, grad_sinks = torch.ops.mindspeed.flash_attention_backward(
-        grad_out,
-        grad_logsumexp,
-        q,
-        k,
-        v,
-        out,
-        logsumexp,
-        sinks,
-        *_sequences(cu_seqlens_q, cu_seqlens_k, query_offsets),
-        q.shape[-1] ** -0.5 if scale is None else scale,
-        causal,
-        window,
-        softcap,
+        grad_out, grad_logsumexp, q, k, v, out, logsumexp, *options
     )
     return *grads, None if sinks is None else grad_sinks
 

@@ -27,7 +27,7 @@ def grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor, *, transposed: bool
     Raises:
         RuntimeError: shapes or dtypes do not fit together, or the offsets do not ascend within the rows.
     """
-    if not has_kernel(x, weight):
+    if not has_kernel(x, weight, call=("grouped_gemm", x, weight, offsets, transposed)):
         return reference.grouped_gemm(x, weight, offsets, transposed=transposed)
     return torch.ops.mindspeed.grouped_gemm(x, weight, offsets, transposed)
 

@@ -30,7 +30,7 @@ def moe_permute(x: Tensor, expert_index: Tensor, num_experts: int) -> tuple[Tens
     Raises:
         RuntimeError: shapes or dtypes do not fit together.
     """
-    if not has_kernel(x):
+    if not has_kernel(x, call=("moe_permute", x, expert_index, num_experts)):
         return reference.moe_permute(x, expert_index, num_experts)
     return torch.ops.mindspeed.moe_permute(x, expert_index, num_experts)
 
@@ -56,7 +56,7 @@ def moe_unpermute(
         top_k = weights.shape[-1]
     if top_k is None:
         raise ValueError("moe_unpermute: top_k is needed without weights")
-    if not has_kernel(y_sorted, weights):
+    if not has_kernel(y_sorted, weights, call=("moe_unpermute", y_sorted, source, weights, top_k)):
         return reference.moe_unpermute(y_sorted, source, weights, top_k=top_k)
     return torch.ops.mindspeed.moe_unpermute(y_sorted, source, weights, top_k)
 

@@ -66,15 +66,16 @@ def rms_norm(
     """
     if cast_order not in get_args(CastOrder):
         raise ValueError(f"cast_order is {cast_order!r}, but must be one of {', '.join(get_args(CastOrder))}")
-    round_before_weight = cast_order == "hf"
-    if not has_kernel(x, weight, residual):
+    options = (weight, eps, zero_centered, cast_order == "hf")
+    call = ("rms_norm", x, *options) if residual is None else ("add_rms_norm", x, residual, *options)
+    if not has_kernel(x, weight, residual, call=call):
         if residual is None:
             return reference.rms_norm(x, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order)
         return reference.add_rms_norm(x, residual, weight, eps=eps, zero_centered=zero_centered, cast_order=cast_order)
     if residual is None:
-        y, _ = torch.ops.mindspeed.rms_norm(x, weight, eps, zero_centered, round_before_weight)
+        y, _ = torch.ops.mindspeed.rms_norm(x, *options)
         return y
-    y, total, _ = torch.ops.mindspeed.add_rms_norm(x, residual, weight, eps, zero_centered, round_before_weight)
+    y, total, _ = torch.ops.mindspeed.add_rms_norm(x, residual, *options)
     return y, total
 
 

@@ -38,7 +38,8 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool 
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit together.
     """
-    if not has_kernel(q, k, cos, sin) or cos.requires_grad or sin.requires_grad:
+    call = ("rotary", q, k, cos, sin, interleaved)
+    if not has_kernel(q, k, cos, sin, call=call) or cos.requires_grad or sin.requires_grad:
         return reference.rotary(q, k, cos, sin, interleaved=interleaved)
     return torch.ops.mindspeed.rotary(q, k, cos, sin, interleaved)
 

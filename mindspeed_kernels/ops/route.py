@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.npu import dispatch as npu
+
 
 def route(
     logits: Tensor,
@@ -21,7 +23,8 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """The ``top_k`` experts with the largest scores, and their weights, in float32 whatever the logits hold.
 
-    Equal scores go to the lower expert, on every device and every time: recomputation makes the same choice again.
+    Equal scores go to the lower expert, every time: recomputation makes the same choice again. (On an NPU, torch_npu's
+    operator may order them otherwise, also the same every time.)
     Composed of PyTorch's own operators, so it is differentiable as often as they are.
 
     Args:
@@ -55,7 +58,9 @@ def route(
     choice = scores.detach() if expert_bias is None else scores.detach() + expert_bias.to(scores.dtype)
     if top_k_groups < num_groups:
         choice = _only_best_groups(choice, num_groups, top_k_groups)
-    index = _largest(choice, top_k)
+    plain = scoring == "softmax" and expert_bias is None and top_k_groups == num_groups
+    call = ("route", wide.detach(), top_k)
+    index = npu.run(*call) if plain and npu.takes(*call) else _largest(choice, top_k)
     weights = scores.gather(-1, index)
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)

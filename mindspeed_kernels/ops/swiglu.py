@@ -24,7 +24,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit together.
     """
-    if not has_kernel(gate, up):
+    if not has_kernel(gate, up, call=("swiglu", gate, up)):
         return reference.swiglu(gate, up)
     return torch.ops.mindspeed.swiglu(gate, up)
 
