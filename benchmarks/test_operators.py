@@ -10,6 +10,7 @@ CONTESTANTS = (
     OURS,
     COMPILED,
     EAGER,
+    "SDPA",
     "eager, half-precision logits",
     "F.rms_norm",
     "torch fused",

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from benchmarks.case import Case
 from benchmarks.operators import (
     adamw,
+    flash_attention,
     fused_experts,
     grouped_gemm,
     linear_cross_entropy,
@@ -17,6 +18,7 @@ from benchmarks.operators import (
 
 OPERATORS = {
     "adamw_step_": adamw,
+    "flash_attention": flash_attention,
     "fused_experts": fused_experts,
     "grouped_gemm": grouped_gemm,
     "linear_cross_entropy": linear_cross_entropy,
