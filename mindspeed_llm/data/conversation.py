@@ -18,6 +18,8 @@ class ToolCall(NamedTuple):
 
     name: str
     arguments: Any
+    number: int = 0
+    """In the conversation, from 0; known when it is written."""
 
 
 @dataclass(frozen=True, slots=True)

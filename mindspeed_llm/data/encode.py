@@ -63,19 +63,20 @@ class TemplateEncoder:
             except RowError as error:
                 rendered.append(error)
         usable = [turns for turns in rendered if not isinstance(turns, RowError)]
-        ids = iter(self._tokenise(part for turns in usable for turn in turns for part in turn))
+        ids = iter(self._tokenise(part for turns in usable for turn in turns for part in turn[:2]))
         return [
-            turns if isinstance(turns, RowError) else [self._document([(next(ids), next(ids)) for _ in turns])]
+            turns
+            if isinstance(turns, RowError)
+            else [self._document([(next(ids), next(ids)) for _ in turns], [turn.ends_behind for turn in turns])]
             for turns in rendered
         ]
 
-    def _document(self, turns: list[tuple[list[int], list[int]]]) -> Document:
+    def _document(self, turns: list[tuple[list[int], list[int]]], ends_behind: Sequence[bool]) -> Document:
         """Join the turns within ``cutoff_len``. The budget goes to the first turns, or to the last if only the last
-        answer is trained on (``mask_history``)."""
+        answer is trained on (``mask_history``). ``ends_behind`` tells of each turn what ``Turn`` does."""
         options, eos = self.options, self._tokenise.eos
-        efficient_eos = self.template.efficient_eos
-        full_length = sum(len(source) + len(target) for source, target in turns) + efficient_eos
-        budget = options.cutoff_len - efficient_eos
+        full_length = sum(len(source) + len(target) for source, target in turns) + ends_behind[-1]
+        budget = options.cutoff_len - ends_behind[-1]
         last = len(turns) - 1
         kept: list[tuple[list[int], list[int]]] = []  # (ids, labels) of each turn
         for index, (source, target) in reversed(list(enumerate(turns))) if options.mask_history else enumerate(turns):
@@ -85,13 +86,14 @@ class TemplateEncoder:
             source, target = source[:source_length], target[:target_length]
             budget -= source_length + target_length
             source_labels = source if options.train_on_prompt else [IGNORE_INDEX] * len(source)
-            if efficient_eos and source and not options.train_on_prompt and self._ends_a_trained_answer(index, last):
+            is_end = ends_behind[index - 1] and self._ends_a_trained_answer(index, last)
+            if is_end and source and not options.train_on_prompt:
                 source_labels = [eos] + [IGNORE_INDEX] * (len(source) - 1)
             is_trained = index == last or not options.mask_history
             kept.append((source + target, source_labels + (target if is_trained else [IGNORE_INDEX] * len(target))))
         if options.mask_history:
             kept.reverse()
-        end = [eos] if efficient_eos else []
+        end = [eos] if ends_behind[-1] else []
         input_ids = [token for tokens, _ in kept for token in tokens] + end
         labels = [label for _, labels in kept for label in labels] + end
         return Document(np.array(input_ids, np.int32), np.array(labels, np.int32), full_length)

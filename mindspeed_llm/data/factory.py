@@ -187,7 +187,7 @@ class DataFactory:
         """Whether what is written differs from day to day."""
         if template is None:
             return "strftime_now" in str(self.tokenizer.chat_template)
-        return get_tool_format(self.config.data.tool_format or template.tools).is_dated
+        return template.is_dated or get_tool_format(self.config.data.tool_format or template.tools).is_dated
 
     def _write(self, split: _Split, folder: Path) -> None:
         data, seed = self.config.data, self.config.training.seed

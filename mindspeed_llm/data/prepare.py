@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -209,6 +210,7 @@ _encoder_here: Callable[[Sequence[Item]], Chunk] | None = None  # in a worker: p
 def _initialise(encoder: ChunkEncoder) -> None:
     global _encoder_here
     _encoder_here = encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes share out the work, so threads would be in the way
 
 
 def _encode_here(items: Sequence[Item]) -> Chunk:

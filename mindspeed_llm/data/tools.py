@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Any
 
 from mindspeed_llm.data.conversation import RowError, ToolCall
+from mindspeed_llm.data.harmony import HARMONY
+from mindspeed_llm.data.tool_format import Tool, ToolFormat, function_of, to_json, wrapped
 from mindspeed_llm.errors import ConfigError
-
-Tool = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ToolFormat:
-    """A family's way with tools.
-
-    ``describe(tools, today)`` is the text appended to the system prompt; ``call(calls)`` what the assistant writes.
-    """
-
-    name: str
-    describe: Callable[[Sequence[Tool], date], str]
-    call: Callable[[Sequence[ToolCall]], str]
-    is_dated: bool = False
-    """The description contains the date."""
-    llamafactory_call: Callable[[Sequence[ToolCall]], str] | None = None
-    """How LLaMA-Factory writes calls, where it is not the model's way."""
-
-
-def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _function(tool: Tool) -> Tool:
-    """The function's own schema, whether or not it is wrapped as ``{"type": "function", "function": ...}``."""
-    return tool["function"] if tool.get("type") == "function" else tool
-
-
-def _wrapped(tool: Tool) -> Tool:
-    return tool if tool.get("type") == "function" else {"type": "function", "function": tool}
 
 
 def _describe_react(tools: Sequence[Tool], today: date) -> str:
     blocks = []
-    for tool in map(_function, tools):
+    for tool in map(function_of, tools):
         parameters = tool.get("parameters") or {}
         arguments = ""
         for name, schema in (parameters.get("properties") or {}).items():
@@ -59,7 +27,7 @@ def _describe_react(tools: Sequence[Tool], today: date) -> str:
         blocks.append(
             f"> Tool Name: {tool['name']}\nTool Description: {tool.get('description', '')}\nTool Args:\n{arguments}\n"
         )
-    names = ", ".join(_function(tool)["name"] for tool in tools)
+    names = ", ".join(function_of(tool)["name"] for tool in tools)
     return (
         f"You have access to the following tools:\n{''.join(blocks)}"
         f"Use the following format if using a tool:\n```\nAction: tool name (one of [{names}])\n"
@@ -69,11 +37,11 @@ def _describe_react(tools: Sequence[Tool], today: date) -> str:
 
 
 def _call_react(calls: Sequence[ToolCall]) -> str:
-    return "\n".join(f"Action: {call.name}\nAction Input: {_json(call.arguments)}" for call in calls)
+    return "\n".join(f"Action: {call.name}\nAction Input: {to_json(call.arguments)}" for call in calls)
 
 
 def _describe_qwen(tools: Sequence[Tool], today: date) -> str:
-    signatures = "".join(f"\n{_json(_wrapped(tool))}" for tool in tools)
+    signatures = "".join(f"\n{to_json(wrapped(tool))}" for tool in tools)
     return (
         "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>{signatures}\n</tools>\n\n"
@@ -85,12 +53,12 @@ def _describe_qwen(tools: Sequence[Tool], today: date) -> str:
 
 def _call_qwen(calls: Sequence[ToolCall]) -> str:
     return "\n".join(
-        f"<tool_call>\n{_json({'name': call.name, 'arguments': call.arguments})}\n</tool_call>" for call in calls
+        f"<tool_call>\n{to_json({'name': call.name, 'arguments': call.arguments})}\n</tool_call>" for call in calls
     )
 
 
 def _describe_llama3(tools: Sequence[Tool], today: date) -> str:
-    schemas = "".join(f"{_json(_wrapped(tool), indent=4)}\n\n" for tool in tools)
+    schemas = "".join(f"{to_json(wrapped(tool), indent=4)}\n\n" for tool in tools)
     return (
         f"Cutting Knowledge Date: December 2023\nToday Date: {today:%d %b %Y}\n\n"
         "You have access to the following functions. To call a function, please respond with JSON for a function call. "
@@ -101,21 +69,21 @@ def _describe_llama3(tools: Sequence[Tool], today: date) -> str:
 
 def _call_llama3(calls: Sequence[ToolCall]) -> str:
     objects = [{"name": call.name, "parameters": call.arguments} for call in calls]
-    return _json(objects[0] if len(objects) == 1 else objects)
+    return to_json(objects[0] if len(objects) == 1 else objects)
 
 
 def _describe_mistral(tools: Sequence[Tool], today: date) -> str:
-    return f"[AVAILABLE_TOOLS] {_json([_wrapped(tool) for tool in tools])}[/AVAILABLE_TOOLS]"
+    return f"[AVAILABLE_TOOLS] {to_json([wrapped(tool) for tool in tools])}[/AVAILABLE_TOOLS]"
 
 
 def _call_mistral(calls: Sequence[ToolCall]) -> str:
-    return _json([{"name": call.name, "arguments": call.arguments} for call in calls])
+    return to_json([{"name": call.name, "arguments": call.arguments} for call in calls])
 
 
 def _describe_glm4(tools: Sequence[Tool], today: date) -> str:
     schemas = "".join(
-        f"\n\n## {tool['name']}\n\n{_json(tool, indent=4)}\n在调用上述函数时，请使用 Json 格式表示调用的参数。"
-        for tool in map(_function, tools)
+        f"\n\n## {tool['name']}\n\n{to_json(tool, indent=4)}\n在调用上述函数时，请使用 Json 格式表示调用的参数。"
+        for tool in map(function_of, tools)
     )
     return (
         "你是一个名为 ChatGLM 的人工智能助手。你是基于智谱 AI 公司训练的语言模型 GLM-4 模型开发的，"
@@ -126,11 +94,11 @@ def _describe_glm4(tools: Sequence[Tool], today: date) -> str:
 def _call_glm4(calls: Sequence[ToolCall]) -> str:
     if len(calls) > 1:
         raise RowError("the glm4 tool format has no way to write several calls at once")
-    return f"{calls[0].name}\n{_json(calls[0].arguments)}"
+    return f"{calls[0].name}\n{to_json(calls[0].arguments)}"
 
 
 def _describe_minimax1(tools: Sequence[Tool], today: date) -> str:
-    schemas = "".join(f"{_json(_function(tool))}\n" for tool in tools)
+    schemas = "".join(f"{to_json(function_of(tool))}\n" for tool in tools)
     return (
         f"You are provided with these tools:\n<tools>\n{schemas}</tools>\n\n"
         "If you need to call tools, please respond with <tool_calls></tool_calls> XML tags, and provide tool-name and "
@@ -140,12 +108,12 @@ def _describe_minimax1(tools: Sequence[Tool], today: date) -> str:
 
 
 def _call_minimax1(calls: Sequence[ToolCall]) -> str:
-    objects = "\n".join(_json({"name": call.name, "arguments": call.arguments}) for call in calls)
+    objects = "\n".join(to_json({"name": call.name, "arguments": call.arguments}) for call in calls)
     return f"<tool_calls>\n{objects}\n</tool_calls>"
 
 
 def _describe_minimax2(tools: Sequence[Tool], today: date) -> str:
-    schemas = "".join(f"<tool>{_json(_function(tool))}</tool>\n" for tool in tools)
+    schemas = "".join(f"<tool>{to_json(function_of(tool))}</tool>\n" for tool in tools)
     return (
         "\n\n# Tools\n\nYou may call one or more tools to assist with the user query.\n"
         f"Here are the tools available in JSONSchema format:\n\n<tools>\n{schemas}</tools>\n\n"
@@ -166,8 +134,43 @@ def _invoke_minimax2(calls: Sequence[ToolCall]) -> str:
 def _parameters_minimax2(call: ToolCall) -> str:
     if not isinstance(call.arguments, Mapping):
         raise RowError(f"the arguments of {call.name!r} are not an object, which the minimax2 tool format needs")
-    texts = ((name, value if isinstance(value, str) else _json(value)) for name, value in call.arguments.items())
+    texts = ((name, value if isinstance(value, str) else to_json(value)) for name, value in call.arguments.items())
     return "".join(f'\n<parameter name="{name}">{text}</parameter>' for name, text in texts)
+
+
+def _describe_deepseek(tools: Sequence[Tool], today: date) -> str:
+    """As V3.1 describes them: the chat templates of V3 and R1 say nothing of tools."""
+    schemas = "".join(
+        f"\n### {tool['name']}\nDescription: {tool.get('description', '')}\n\n"
+        f"Parameters: {to_json(tool.get('parameters') or {})}\n"
+        for tool in map(function_of, tools)
+    )
+    return f"\n\n## Tools\nYou have access to the following tools:\n{schemas}"
+
+
+def _call_deepseek(calls: Sequence[ToolCall]) -> str:
+    blocks = (
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{to_json(call.arguments)}\n```<｜tool▁call▁end｜>"
+        for call in calls
+    )
+    return "<｜tool▁calls▁begin｜>" + "\n".join(blocks) + "<｜tool▁calls▁end｜>"
+
+
+def _announce_kimi(tools: Sequence[Tool]) -> str:
+    return f"<|im_system|>tool_declare<|im_middle|>{to_json([wrapped(tool) for tool in tools])}<|im_end|>"
+
+
+def _call_kimi(calls: Sequence[ToolCall]) -> str:
+    blocks = "".join(
+        f"<|tool_call_begin|>functions.{call.name}:{call.number}<|tool_call_argument_begin|>{to_json(call.arguments)}"
+        "<|tool_call_end|>"
+        for call in calls
+    )
+    return f"<|tool_calls_section_begin|>{blocks}<|tool_calls_section_end|>"
+
+
+def _result_kimi(call: ToolCall, text: str) -> str:
+    return f"## Return of functions.{call.name}:{call.number}\n{text}"
 
 
 _TOOL_FORMATS = {
@@ -180,6 +183,11 @@ _TOOL_FORMATS = {
         ToolFormat("glm4", _describe_glm4, _call_glm4),
         ToolFormat("minimax1", _describe_minimax1, _call_minimax1),
         ToolFormat("minimax2", _describe_minimax2, _call_minimax2, llamafactory_call=_invoke_minimax2),
+        ToolFormat("deepseek", _describe_deepseek, _call_deepseek, beside=str),
+        ToolFormat(
+            "kimi", lambda tools, today: "", _call_kimi, announce=_announce_kimi, beside=str, result=_result_kimi
+        ),
+        HARMONY,
     )
 }
 

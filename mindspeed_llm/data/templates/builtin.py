@@ -28,10 +28,38 @@ _GEMMA = Template(
     next_observation="<end_of_turn>\n<start_of_turn>tool\n",
     eos="<end_of_turn>",
 )
-_DEEPSEEK3 = Template(
+_LLAMAFACTORY_DEEPSEEK = Template(
     name="deepseek3",
     prefix="{bos}",
     user="<｜User｜>{content}<｜Assistant｜>",
+)
+_DEEPSEEK3 = replace(
+    _LLAMAFACTORY_DEEPSEEK,
+    observation="<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>{content}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>",
+    next_observation="<｜tool▁output▁end｜>\n<｜tool▁output▁begin｜>",
+    tools="deepseek",
+    llamafactory=_LLAMAFACTORY_DEEPSEEK,
+)
+_KIMI_VL = Template(
+    name="kimi_vl",
+    default_system="You are a helpful assistant",
+    system="<|im_system|>system<|im_middle|>{content}<|im_end|>",
+    user="<|im_user|>user<|im_middle|>{content}<|im_end|><|im_assistant|>assistant<|im_middle|>",
+    assistant="{content}<|im_end|>",
+    thinking=Thinking(opening="◁think▷", closing="◁/think▷"),
+    eos="<|im_end|>",
+)
+_LLAMAFACTORY_GPT_OSS = Template(
+    name="gpt_oss",
+    default_system="You are ChatGPT, a large language model trained by OpenAI.",
+    system="<|start|>system<|message|>{content}<|end|>",
+    user="<|start|>user<|message|>{content}<|end|><|start|>assistant",
+    assistant="{content}",
+    thinking=Thinking(
+        opening="<|channel|>analysis<|message|>",
+        closing="<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    efficient_eos=True,
 )
 
 BUILTIN = (
@@ -71,7 +99,12 @@ BUILTIN = (
         user="{bos}[INST] {content} [/INST]",
     ),
     _DEEPSEEK3,
-    replace(_DEEPSEEK3, name="deepseekr1", thinking=THINK),
+    replace(
+        _DEEPSEEK3,
+        name="deepseekr1",
+        thinking=THINK,
+        llamafactory=replace(_LLAMAFACTORY_DEEPSEEK, name="deepseekr1", thinking=THINK),
+    ),
     _GEMMA,
     replace(_GEMMA, name="gemma2", eos=None, efficient_eos=True),
     Template(
@@ -106,14 +139,15 @@ BUILTIN = (
         thinking=THINK,
         eos="[e~[",
     ),
-    Template(
-        name="kimi_vl",
-        default_system="You are a helpful assistant",
-        system="<|im_system|>system<|im_middle|>{content}<|im_end|>",
-        user="<|im_user|>user<|im_middle|>{content}<|im_end|><|im_assistant|>assistant<|im_middle|>",
-        assistant="{content}<|im_end|>",
-        thinking=Thinking(opening="◁think▷", closing="◁/think▷"),
-        eos="<|im_end|>",
+    _KIMI_VL,
+    replace(
+        _KIMI_VL,
+        name="kimi",
+        prefix="{tools}",
+        observation="<|im_system|>tool<|im_middle|>{content}<|im_end|><|im_assistant|>assistant<|im_middle|>",
+        next_observation="<|im_end|><|im_system|>tool<|im_middle|>",
+        tools="kimi",
+        thinking=None,
     ),
     Template(
         name="glm4",
@@ -129,15 +163,26 @@ BUILTIN = (
     ),
     Template(
         name="gpt_oss",
-        default_system="You are ChatGPT, a large language model trained by OpenAI.",
-        system="<|start|>system<|message|>{content}<|end|>",
-        user="<|start|>user<|message|>{content}<|end|><|start|>assistant",
+        prefix="<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+        "Knowledge cutoff: 2024-06\nCurrent date: {date}\n\nReasoning: medium\n\n"
+        "# Valid channels: analysis, commentary, final. Channel must be included for every message.{tools}<|end|>",
+        system="<|start|>developer<|message|>{content}<|end|>",
+        instructions="# Instructions\n\n{content}\n\n",
+        user=_LLAMAFACTORY_GPT_OSS.user,
         assistant="{content}",
+        function="{content}",
+        observation="<|start|>{content}<|end|><|start|>assistant",
+        next_observation="<|end|><|start|>",
+        tools="harmony",
         thinking=Thinking(
             opening="<|channel|>analysis<|message|>",
             closing="<|end|><|start|>assistant<|channel|>final<|message|>",
+            nothing="<|channel|>final<|message|>",
         ),
         efficient_eos=True,
+        end_of_history="<|end|>",
+        calls_end=True,
+        llamafactory=_LLAMAFACTORY_GPT_OSS,
     ),
     Template(
         name="mistral",
@@ -167,5 +212,5 @@ BUILTIN = (
     Template(name="empty", user="{content}", assistant="{content}"),
 )
 
-ALIASES = {"gemma3": "gemma", "kimi": "kimi_vl", "minimax": "minimax2"}
+ALIASES = {"gemma3": "gemma", "minimax": "minimax2"}
 """Other names: of a family whose newest member is meant, and of a member that writes as another does."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import count
+from typing import NamedTuple
 
-from mindspeed_llm.data.conversation import Conversation, Exchange, Message, RowError
+from mindspeed_llm.data.conversation import Conversation, Exchange, Message, RowError, ToolCall
 from mindspeed_llm.data.tools import ToolFormat, get_tool_format
 
 _TOKENS = re.compile(r"\{(bos|eos)\}")
@@ -21,7 +24,17 @@ class SpecialToken(str):
 
 
 Piece = str | Content | SpecialToken  # pieces are tokenised one by one and their ids joined
-Turn = tuple[list[Piece], list[Piece]]  # what the model is shown, what it has to write
+
+
+class Turn(NamedTuple):
+    """One exchange as text."""
+
+    source: list[Piece]
+    """What the model is shown."""
+    target: list[Piece]
+    """What it has to write."""
+    ends_behind: bool
+    """Whether the token that ends the answer is the one behind it: no part of ``target`` (``efficient_eos``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +43,12 @@ class Thinking:
 
     opening: str
     closing: str
+    nothing: str | None = None
+    """The block, if it is not an empty thought. The model always writes it itself: it is no part of a prompt."""
 
     @property
     def empty(self) -> str:
-        return self.opening + self.closing
+        return self.opening + self.closing if self.nothing is None else self.nothing
 
     def present(self, text: str) -> bool:
         return self.opening.strip() in text or self.closing.strip() in text
@@ -41,6 +56,10 @@ class Thinking:
     def remove(self, text: str) -> str:
         pattern = f"{re.escape(self.opening.strip())}.*?{re.escape(self.closing.strip())}"
         return re.sub(pattern, "", text, flags=re.DOTALL).lstrip("\n")
+
+    def unmarked(self, text: str) -> str:
+        """Without the words around thoughts."""
+        return text.replace(self.opening, "").replace(self.closing, "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +94,8 @@ class Template:
     """An answer, with the token that ends it."""
     system: str = "{content}"
     """The system prompt and the description of tools."""
+    instructions: str = "{content}"
+    """The system prompt by itself."""
     observation: str | None = None
     """The result of a tool call; null: as a user message."""
     next_observation: str = "\n"
@@ -82,7 +103,7 @@ class Template:
     function: str | None = None
     """An answer that calls tools; null: as any answer."""
     prefix: str = ""
-    """What a conversation begins with."""
+    """What a conversation begins with. ``{date}`` is the day, ``{tools}`` what the tool format announces."""
     default_system: str = ""
     """System prompt of conversations that have none."""
     system_in_user: bool = False
@@ -93,38 +114,75 @@ class Template:
     """How thoughts are marked, for reasoning models."""
     efficient_eos: bool = False
     """Answers have no end token of their own: the beginning of the next turn is where the model learns to end."""
+    end_of_history: str = ""
+    """With ``efficient_eos``: what stands in that place behind an answer that is not the last."""
+    calls_end: bool = False
+    """With ``efficient_eos``: ``function`` has an end token all the same."""
     eos: str | None = None
     """The token that ends an answer, if it is not the tokenizer's eos token."""
+    llamafactory: Template | None = None
+    """How LLaMA-Factory writes it, where that is not the family's way (``training.parity: llamafactory``)."""
 
     def turns(self, conversation: Conversation, style: Style) -> list[Turn]:
         """The pieces of text of every exchange. Raises ``RowError`` for a conversation that cannot be written."""
+        if style.llamafactory and self.llamafactory:
+            return self.llamafactory.turns(conversation, style)
         tools = get_tool_format(style.tool_format or self.tools)
         exchanges = list(conversation.exchanges())
-        system = conversation.system or (self.default_system if style.default_system is None else style.default_system)
-        if conversation.tools:
-            try:
-                system += tools.describe(conversation.tools, style.today)
-            except (AttributeError, KeyError, TypeError) as error:
-                raise RowError(f"its tools do not have the form of a JSON schema ({error!r})") from None
-        turns = []
+        system = self._system(conversation, tools, style)
+        numbers = count()
+        turns: list[Turn] = []
+        calls: tuple[ToolCall, ...] = ()  # of the answer before
         for index, exchange in enumerate(exchanges):
-            source = self._prompt(exchange, system if index == 0 else "", style)
+            source = self._prompt(exchange, calls, tools, system if index == 0 else "", style)
+            calls = tuple(call._replace(number=next(numbers)) for call in exchange.answer.calls)
             if index == 0:
-                source = self._fill(self.prefix, "", style) + source
+                source = self._fill(self._prefix(conversation, tools, style), "", style) + source
+            elif self.end_of_history and turns[-1].ends_behind:
+                source = [self.end_of_history, *source]
             is_history = style.forget_thoughts and index < len(exchanges) - 1
-            block, target = self._answer(exchange.answer, tools, style, is_history)
-            if block and style.enable_thinking:
+            block, target = self._answer(replace(exchange.answer, calls=calls), tools, style, is_history)
+            if block and (style.enable_thinking or (self.thinking and self.thinking.nothing)):
                 target = [block, *target]  # the model has to say itself that it does not think
             elif block:
                 source = [*source, block]  # the prompt says it
-            turns.append((source, target))
+            turns.append(Turn(source, target, self.efficient_eos and not (calls and self.calls_end)))
         return turns
 
-    def _prompt(self, exchange: Exchange, system: str, style: Style) -> list[Piece]:
-        first = exchange.prompts[0]
-        slot = self.user if first.role == "user" or self.observation is None else self.observation
+    @property
+    def is_dated(self) -> bool:
+        """Whether it tells the model the date."""
+        return "{date}" in self.prefix
+
+    def _prefix(self, conversation: Conversation, tools: ToolFormat, style: Style) -> str:
+        announced = tools.announce(conversation.tools) if conversation.tools else ""
+        return self.prefix.replace("{date}", f"{style.today:%Y-%m-%d}").replace("{tools}", announced)
+
+    def _system(self, conversation: Conversation, tools: ToolFormat, style: Style) -> str:
+        """The system prompt with the description of the tools behind it."""
+        system = conversation.system or (self.default_system if style.default_system is None else style.default_system)
+        system = self.instructions.replace("{content}", system, 1) if system else ""
+        if not conversation.tools:
+            return system
+        try:
+            described = tools.describe(conversation.tools, style.today)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise RowError(f"its tools do not have the form of a JSON schema ({error!r})") from None
+        return system + described if system or style.llamafactory else described.lstrip("\n")
+
+    def _prompt(
+        self, exchange: Exchange, calls: Sequence[ToolCall], tools: ToolFormat, system: str, style: Style
+    ) -> list[Piece]:
+        """What is shown before an answer; ``calls`` are those whose results it may be."""
+        slot, contents = self.user, [message.content for message in exchange.prompts]
+        if exchange.prompts[0].role == "tool":
+            slot = self.user if self.observation is None else self.observation
+            if tools.result:
+                if len(calls) != len(contents):
+                    raise RowError(f"there are {len(contents)} results of {len(calls)} tool calls")
+                contents = list(map(tools.result, calls, contents))
         separator = _QWEN_SEPARATOR if style.llamafactory else self.next_observation
-        content = separator.join(message.content for message in exchange.prompts)
+        content = separator.join(contents)
         if not system:
             return self._fill(slot, content, style)
         if self.system_in_user:
@@ -133,17 +191,17 @@ class Template:
 
     def _answer(self, answer: Message, tools: ToolFormat, style: Style, is_history: bool) -> tuple[str, list[Piece]]:
         """The empty thought that the answer needs before it, if any, and the answer."""
-        content, block = answer.content, ""
-        if self.thinking:
-            if style.enable_thinking is False or is_history:
-                content = self.thinking.remove(content)
-            if not is_history and not self.thinking.present(content):
-                block = self.thinking.empty
+        content, block, thinking = answer.content, "", self.thinking
+        if thinking and (style.enable_thinking is False or is_history):
+            content = thinking.remove(content)
+        if thinking and thinking.nothing and answer.calls:  # the text beside a call is a thought
+            content = thinking.unmarked(content)
+        elif thinking and not thinking.present(content) and (thinking.nothing or not is_history):
+            block = thinking.empty
         if answer.calls:
-            if content and not content.endswith("\n"):
-                content += "\n"
             call = (style.llamafactory and tools.llamafactory_call) or tools.call
-            return block, self._fill(self.function or self.assistant, content + call(answer.calls), style)
+            beside = tools.beside(content) if content else ""
+            return block, self._fill(self.function or self.assistant, beside + call(answer.calls), style)
         return block, self._fill(self.assistant, content, style)
 
     @staticmethod

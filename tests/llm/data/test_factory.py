@@ -33,7 +33,7 @@ def ids(rows: TokenRows) -> list[list[int]]:
 
 def test_defaults_differ_from_llamafactory_in_what_it_should_not_do(prepare: Prepare) -> None:
     """The same rows but for one whose answer is empty, which it trains on."""
-    ours, theirs = prepare(BOTH, template="qwen3"), prepare(BOTH, template="qwen3", parity="llamafactory")
+    ours, theirs = prepare(BOTH, template="chatml"), prepare(BOTH, template="chatml", parity="llamafactory")
     assert (len(ours.train), len(theirs.train)) == (136, 137)
     assert [row for row in ids(theirs.train) if row not in ids(ours.train)] == [ids(theirs.train)[11]]
     assert "alpaca.json: row 12: an answer is empty" in ours.report

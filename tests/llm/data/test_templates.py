@@ -53,7 +53,7 @@ def spans(document: Document) -> int:
 
 CHATS = (
     "alpaca", "chatml", "deepseek3", "deepseekr1", "default", "gemma", "gemma2", "glm4", "gpt_oss", "llama2", "llama3",
-    "mistral", "qwen", "qwen3",
+    "kimi", "mistral", "qwen", "qwen3",
 )  # fmt: skip
 
 
@@ -133,7 +133,6 @@ def test_minimax2_calls_stand_in_their_tag(tokenizer: PreTrainedTokenizerBase) -
 
 def test_families_that_go_by_another_name() -> None:
     assert get_template("gemma3") is get_template("gemma")
-    assert get_template("kimi") is get_template("kimi_vl")
     assert get_template("minimax") is get_template("minimax2")
 
 

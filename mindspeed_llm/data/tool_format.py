@@ -1,0 +1,48 @@
+"""What a way to write tools consists of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from mindspeed_llm.data.conversation import ToolCall
+
+Tool = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """A family's way with tools.
+
+    ``describe(tools, today)`` is the text appended to the system prompt; ``call(calls)`` what the assistant writes.
+    """
+
+    name: str
+    describe: Callable[[Sequence[Tool], date], str]
+    call: Callable[[Sequence[ToolCall]], str]
+    is_dated: bool = False
+    """The description contains the date."""
+    llamafactory_call: Callable[[Sequence[ToolCall]], str] | None = None
+    """How LLaMA-Factory writes calls, where it is not the model's way."""
+    announce: Callable[[Sequence[Tool]], str] = lambda tools: ""
+    """What stands for ``{tools}`` in a template's prefix."""
+    beside: Callable[[str], str] = lambda text: text.removesuffix("\n") + "\n"
+    """How the text beside calls is written before them."""
+    result: Callable[[ToolCall, str], str] | None = None
+    """How the result of a call is written, if it says of which."""
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def function_of(tool: Tool) -> Tool:
+    """The function's own schema, whether or not it is wrapped as ``{"type": "function", "function": ...}``."""
+    return tool["function"] if tool.get("type") == "function" else tool
+
+
+def wrapped(tool: Tool) -> Tool:
+    return tool if tool.get("type") == "function" else {"type": "function", "function": tool}
