@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from transformers import PreTrainedModel
 
 from mindspeed_llm.data.encode import IGNORE_INDEX
@@ -20,6 +23,8 @@ def cross_entropy_sum(
     """Forward pass of one micro-batch.
 
     ``batch["labels"]`` [batch, seq] is the target of each position, already shifted, -100 where there is none.
+    ``batch["token_mask"]`` [batch, seq], if there, is 0 for padding that the model is not told of by an attention mask:
+    it has no part in the balancing loss, nor in ``ExpertLoad``.
     Returns the float32 sum of the targets' cross-entropies, a scalar that is 0 (with a graph) when there are none, and
     with ``with_aux_loss`` a mixture-of-experts model's load-balancing loss.
 
@@ -29,7 +34,7 @@ def cross_entropy_sum(
     # transformers computes the balancing loss only when asked for router logits. Asked by argument and not by the
     # model's configuration, which is exported.
     options = {"output_router_logits": True} if with_aux_loss else {}
-    with loss_requested(model, batch["labels"]) as request:
+    with loss_requested(model, batch["labels"]) as request, _padding_marked(model, batch.get("token_mask")):
         # Without a cache transformers derives the mask of packed documents from position ids that restart at 0.
         output = model(**inputs, use_cache=False, **options)
     aux_loss = getattr(output, "aux_loss", None)
@@ -42,6 +47,37 @@ def cross_entropy_sum(
             "optimization.chunk_loss_size: 0"
         )
     return loss, aux_loss if with_aux_loss else None
+
+
+@contextmanager
+def _padding_marked(model: PreTrainedModel, token_mask: torch.Tensor | None) -> Iterator[None]:
+    """Within this context the model may be given a ``token_mask`` and its router logits are those of tokens alone.
+
+    Only an attention mask would tell the model of padding, but then it would not tell packed documents apart.
+    """
+    if token_mask is None:
+        yield
+        return
+    # No logits would have no loss; that of padding counts by its share of the step's tokens, which is 0.
+    tokens = (token_mask if token_mask.any() else torch.ones_like(token_mask)).flatten().nonzero().flatten()
+
+    def without_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {name: value for name, value in kwargs.items() if name != "token_mask"}
+
+    def of_tokens(decoder: nn.Module, args: Any, output: Any) -> None:
+        if getattr(output, "router_logits", None) is not None:
+            output.router_logits = tuple(layer.flatten(0, -2)[tokens] for layer in output.router_logits)
+
+    # Behind the hooks of others who look at the mask.
+    handles = [
+        model.register_forward_pre_hook(without_mask, with_kwargs=True),
+        model.base_model.register_forward_hook(of_tokens),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _of_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ _BIAS = "e_score_correction_bias"
 class ExpertLoad:
     """Tokens that every expert got in the training forward passes since the last ``take``.
 
-    Padding that an attention mask marks does not count; other padding (behind packed documents) is computed and counts.
-    The forward passes of recomputation are outside of the model's own and count no token a second time.
+    Padding, which the model's ``attention_mask`` or the ``token_mask`` of packed rows marks, does not count. Forward
+    passes of recomputation are outside of the model's own and count no token a second time.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -46,7 +46,7 @@ class ExpertLoad:
 
     def _begin(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._is_counting = model.training
-        self._mask = kwargs.get("attention_mask")
+        self._mask = kwargs.get("attention_mask", kwargs.get("token_mask"))
 
     def _end(self, *_: Any) -> None:
         self._is_counting = False

@@ -27,6 +27,9 @@ class Batch(dict[str, torch.Tensor]):
       ``position_ids`` which positions belong to the same document
     """
 
+    token_mask: torch.Tensor | None = None
+    """``[b, s]``, 0 for the padding behind packed rows: what ``attention_mask``, which is not there, would say of it.
+    None: there is an ``attention_mask``, or nothing is padding."""
     num_tokens: int = 0
     """Tokens, padding not counted."""
     num_unshifted_labels: int = 0
@@ -78,8 +81,11 @@ class Collator:
         is_packed = self.quirks is not None or any(len(row["lengths"]) > 1 for row in rows)
         if self.quirks and self.quirks.leak:
             batch["attention_mask"] = torch.ones(shape, dtype=torch.int64)
-        elif rows and not is_packed and not attention_mask.all():
-            batch["attention_mask"] = torch.from_numpy(attention_mask)
+        elif not attention_mask.all() and not self.quirks:
+            if rows and not is_packed:
+                batch["attention_mask"] = torch.from_numpy(attention_mask)
+            else:
+                batch.token_mask = torch.from_numpy(attention_mask)
         batch.num_tokens = int(attention_mask.sum())
         batch.num_unshifted_labels = sum(int((row["labels"] != IGNORE_INDEX).sum()) for row in rows)
         return batch
