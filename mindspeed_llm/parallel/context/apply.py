@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -11,13 +11,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
+from mindspeed_kernels.hf.replace import fuse
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.models.skeleton import original_class
 from mindspeed_llm.parallel.context.attention import NAME, ContextAttention
+from mindspeed_llm.parallel.context.linear_attention import ContextMixing, MixerForward, functions_of
+from mindspeed_llm.parallel.context.mixer_probe import NotTokenwiseError, probe
 from mindspeed_llm.parallel.context.router_logits import gather_router_logits
 from mindspeed_llm.parallel.structure import decoder_layers
 
-_EXPRESSIBLE = {"full_attention", "sliding_attention"}  # by documents and a window, without a mask
+# What documents and a window can express, without a mask; and layers whose mixers have been probed.
+_EXPRESSIBLE = {"full_attention", "sliding_attention", "linear_attention", "conv"}
 
 
 def apply_context_parallel(model: PreTrainedModel, mesh: DeviceMesh | None) -> None:
@@ -32,8 +36,12 @@ def apply_context_parallel(model: PreTrainedModel, mesh: DeviceMesh | None) -> N
     if mesh is None:
         return
     attend = ContextAttention(mesh)
-    modules = _attention_modules(model)
-    _check(model, modules, attend.ulysses.size())
+    modules, mixers = _attention_modules(model), _mixers(model)
+    _check(model, modules, mixers, attend.ulysses.size())
+    _check_mixers(model, mixers, attend.ring.size() * attend.ulysses.size())
+    for mixer in mixers.values():
+        fuse(mixer, MixerForward())
+        mixer.context_parallel = ContextMixing(attend)  # type: ignore[assignment]
     model.set_attn_implementation(NAME)
     for name, module in modules.items():
         if module.config._attn_implementation != NAME:  # type: ignore[union-attr]
@@ -57,15 +65,23 @@ def _attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 _no_code = compile("", "", "exec")
 
 
-def _check(model: PreTrainedModel, attention: dict[str, nn.Module], ulysses_size: int) -> None:
+def _mixers(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules of linear attention whose forward calls a convolution or a delta rule of transformers, by name."""
+    return {name: module for name, module in model.named_modules() if functions_of(module)}
+
+
+def _check(
+    model: PreTrainedModel, attention: dict[str, nn.Module], mixers: dict[str, nn.Module], ulysses_size: int
+) -> None:
     config = model.config.get_text_config()
     names = {module: name for name, module in model.named_modules()}
+    convolutions = {child for mixer in mixers.values() for child in mixer.children()}
     for layer in decoder_layers(model):
         inside = list(layer.modules())
         for module in inside:
-            if isinstance(module, nn.Conv1d):
+            if isinstance(module, nn.Conv1d) and module not in convolutions:
                 raise _error(names[module], module, "mixes neighbouring tokens outside of attention")
-        if not any(module in inside for module in attention.values()):
+        if not any(module in inside for module in [*attention.values(), *mixers.values()]):
             raise _error(names[layer], layer, "has no attention that goes through transformers' attention interface")
     for kind in getattr(config, "layer_types", None) or []:
         if kind not in _EXPRESSIBLE:
@@ -80,6 +96,24 @@ def _check(model: PreTrainedModel, attention: dict[str, nn.Module], ulysses_size
             f"parallel.cp_type: {config.num_attention_heads} attention heads cannot be divided among {ulysses_size} "
             "ranks; use cp_type: ring, or hybrid with an ulysses_size that divides them"
         )
+
+
+def _check_mixers(model: PreTrainedModel, mixers: dict[str, nn.Module], num_ranks: int) -> None:
+    """Raise for one that mixes tokens in other ways, too, or whose heads the ranks cannot share."""
+    hidden_size, heads = model.config.get_text_config().hidden_size, dict[Hashable, int | None]()
+    for name, mixer in mixers.items():
+        kind = (type(mixer), tuple(parameter.shape for parameter in mixer.parameters()))
+        try:
+            if kind not in heads:
+                heads[kind] = probe(mixer, hidden_size)
+        except NotTokenwiseError as why:
+            raise _error(name, mixer, str(why)) from why
+        number = heads[kind]
+        if number is not None and number % num_ranks:
+            raise ConfigError(
+                f"parallel.cp_size: {number} value heads in {name} cannot be divided among {num_ranks} ranks "
+                f"({number} = {number // num_ranks} · {num_ranks} + {number % num_ranks}); choose a divisor of {number}"
+            )
 
 
 def _error(name: str, module: nn.Module, why: str) -> ConfigError:

@@ -40,19 +40,23 @@ class ContextAttention:
         self.called: set[nn.Module] = set()
         """Modules that attended since the present micro-batch began."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scores: Scores) -> Tensor:
-        """From this rank's ``[batch, seq, heads, dim]`` to its ``[batch, seq, num_heads, value_dim]``. Collective."""
+    def present_layout(self) -> SequenceLayout:
+        """That of the present micro-batch."""
         if self.layout is None:
             raise RuntimeError("context parallelism needs batches that ContextSharder.shard_batch has cut")
-        ranks = self.ulysses.size()
+        return self.layout
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, scores: Scores) -> Tensor:
+        """From this rank's ``[batch, seq, heads, dim]`` to its ``[batch, seq, num_heads, value_dim]``. Collective."""
+        layout, ranks = self.present_layout(), self.ulysses.size()
         if ranks > 1:
             k, v = (repeat_for_ranks(x, ranks) for x in (k, v))
             q, k, v = to_heads((q, k, v), self.ulysses)
             sinks = None if sinks is None else sinks.chunk(ranks)[self.ulysses.rank()]
         if self.ring.size() > 1:
-            out = ring_attention(q, k, v, sinks, self.layout, scores, self.ring)
+            out = ring_attention(q, k, v, sinks, layout, scores, self.ring)
         else:
-            ends = self.layout.cu_seqlens
+            ends = layout.cu_seqlens
             packed = flash_attention(
                 *(x.flatten(0, 1) for x in (q, k, v)), sinks=sinks, cu_seqlens_q=ends, cu_seqlens_k=ends, **vars(scores)
             )

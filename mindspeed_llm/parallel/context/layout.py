@@ -1,4 +1,4 @@
-"""Where the documents of a micro-batch lie, and which part of them two chunks have in common."""
+"""Where the documents of a micro-batch lie, and which part of them chunks and neighbouring tokens have in common."""
 
 from __future__ import annotations
 
@@ -15,6 +15,22 @@ class Block:
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
     query_offsets: Tensor
+
+
+@dataclass(frozen=True)
+class Halo:
+    """What a causal convolution over a rank's tokens needs of the tokens before them.
+
+    A rank's tokens of a row are two halves, each contiguous. The last ``reach`` tokens of every half, or all where it
+    has fewer, are given to all ranks.
+    """
+
+    index: Tensor
+    """int64 ``[2, reach]``: where among the tokens given away, ``[ranks * 2 * given]``, those before each half are."""
+    visible: Tensor
+    """bool ``[batch, 2, reach]``: those that belong to the document that goes on in the half."""
+    cu_seqlens: Tensor
+    """int64: where sequences start in the flattened ``[batch, 2, reach + half]`` tokens, and the last one ends."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,10 @@ class SequenceLayout:
     ring_size: int
     counted: Tensor
     """bool ``[ranks, batch, seq / ranks]`` on the host: tokens that are not padding, of every rank of the group."""
+    held: Tensor
+    """int64 ``[ranks, seq / ranks]`` on the host: which tokens of a row each rank of the group has."""
     _blocks: dict[tuple[int, int, int | None], Block | None] = field(default_factory=dict, repr=False)
+    _halos: dict[tuple[int, int], Halo] = field(default_factory=dict, repr=False)
 
     @property
     def chunk(self) -> int:
@@ -76,6 +95,35 @@ class SequenceLayout:
             _cumulative((k_end - k_start)[present]),
             (q_start - k_start)[present],
         )
+
+    def halo(self, rank: int, reach: int) -> Halo:
+        """What rank ``rank`` of the group must know of the ``reach`` tokens before each half of its own."""
+        key = (rank, reach)
+        if key not in self._halos:
+            self._halos[key] = self._find_halo(*key)
+        return self._halos[key]
+
+    def _find_halo(self, rank: int, reach: int) -> Halo:
+        halves = self.held.unflatten(1, (2, -1))  # [ranks, 2, half]
+        half = halves.shape[2]
+        given = halves[:, :, half - min(reach, half) :].flatten()
+        first = halves[rank, :, 0]
+        before = first[:, None] + torch.arange(-reach, 0)  # [2, reach]
+        place = torch.zeros(self.seq, dtype=torch.int64)
+        place[given] = torch.arange(len(given))
+        index = place[before.clamp(min=0)]  # before a row there is none, and none is visible
+
+        row = torch.arange(0, int(self.cu_seqlens[-1]), self.seq)  # where the rows start in the flattened tokens
+        position = row[:, None] + first  # [batch, 2]
+        document = self.cu_seqlens[torch.searchsorted(self.cu_seqlens, position, right=True) - 1]
+        visible = row[:, None, None] + before >= document[:, :, None]
+
+        starts = torch.zeros(len(row), self.seq, dtype=torch.bool)
+        starts.view(-1)[self.cu_seqlens[:-1]] = True
+        extended = torch.nn.functional.pad(starts[:, halves[rank]], (reach, 0))  # [batch, 2, reach + half]
+        extended[:, :, 0] = True
+        cu_seqlens = torch.cat([extended.flatten().nonzero().flatten(), torch.tensor([extended.numel()])])
+        return Halo(index, visible, cu_seqlens)
 
 
 def find_documents(position_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mindspeed_llm.parallel.context.attention import ContextAttention
-from mindspeed_llm.parallel.context.ulysses import exchange
+from mindspeed_llm.parallel.context.ulysses import gather
 
 
 def gather_router_logits(attend: ContextAttention) -> Callable[[nn.Module, tuple, Any], None]:
@@ -30,8 +30,9 @@ def gather_router_logits(attend: ContextAttention) -> Callable[[nn.Module, tuple
 
 def _gather(logits: Tensor, attend: ContextAttention) -> Tensor:
     """``[batch * seq / ranks, num_experts]`` of each rank to ``[tokens, num_experts]`` of all."""
-    for group in (attend.ulysses, attend.ring):
-        logits = exchange(logits.expand(group.size(), *logits.shape), group).flatten(0, 1)
+    logits = gather(logits, (attend.ulysses, attend.ring)).flatten(0, 1)
     assert attend.layout is not None
-    tokens = attend.layout.counted.flatten().nonzero().flatten()
+    counted = attend.layout.counted
+    # No logits would have no loss; that of padding counts by its share of the step's tokens, which is 0.
+    tokens = (counted if counted.any() else ~counted).flatten().nonzero().flatten()
     return logits[tokens.to(logits.device)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from mindspeed_llm.batch import token_mask
 from mindspeed_llm.data.collate import Batch
 from mindspeed_llm.data.encode import IGNORE_INDEX
 from mindspeed_llm.parallel.context.layout import SequenceLayout, find_documents
@@ -59,11 +60,11 @@ class ContextSharder:
         if self.num_ranks == 1:
             return batch
         missing = -batch["input_ids"].shape[1] % self.multiple
-        mask = batch.get("attention_mask")
+        mask = token_mask(batch)
         position_ids = torch.cat([batch["position_ids"], _positions(batch, missing)], dim=1)
         is_token = torch.ones_like(batch["input_ids"]) if mask is None else mask
         padded_mask = _pad(is_token, missing, 0)
-        cu_seqlens = find_documents(position_ids, None if mask is None else padded_mask)
+        cu_seqlens = find_documents(position_ids, padded_mask if "attention_mask" in batch else None)
         seq = position_ids.shape[1]
         indices = self.local_token_global_indices(seq)
         part = Batch(
@@ -73,8 +74,9 @@ class ContextSharder:
         )
         if not padded_mask.all():
             part["attention_mask"] = padded_mask[:, indices]
-        counted = torch.stack([padded_mask[:, other] for other in self._indices_of_all(seq)]).bool()
-        part.layout = SequenceLayout(cu_seqlens, seq, self.ring_size, counted)
+        held = torch.stack(self._indices_of_all(seq))
+        counted = padded_mask[:, held].transpose(0, 1).bool()
+        part.layout = SequenceLayout(cu_seqlens, seq, self.ring_size, counted, held)
         return part
 
     def local_token_global_indices(self, seq: int) -> Tensor:

@@ -20,6 +20,14 @@ def exchange(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return even_exchange(len(x), group)(x)
 
 
+def gather(x: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
+    """``x`` of every rank, ``[ranks, ...]``, those of the last group outermost. Gradients come home and add up."""
+    shape = x.shape
+    for group in groups:
+        x = exchange(x.expand(group.size(), *x.shape), group)
+    return x.reshape(-1, *shape)
+
+
 def to_heads(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
     """From some tokens of all heads to all tokens of some heads, in one exchange.
 

@@ -18,6 +18,7 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from mindspeed_llm.data.collate import Batch
@@ -66,6 +67,19 @@ MODELS = {
         attn_logit_softcapping=3.0,
         query_pre_attn_scalar=16,
     ),
+    # Convolutions and gated delta rules, with fewer key than value heads, then attention with a gate; shared experts.
+    "qwen3_next": Qwen3NextConfig(
+        **_SHAPE,
+        **_EXPERTS,
+        head_dim=8,
+        num_experts=4,
+        shared_expert_intermediate_size=24,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=6,
+    ),
     # Every token goes to experts 0 and 1: the ranks that hold others get none.
     "lopsided": _deepseek(),
 }
@@ -75,8 +89,11 @@ def build_model(name: str) -> PreTrainedModel:
     """The same float32 weights on every rank and in the reference, large enough that gradients are not tiny."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.float32)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    for parameter_name, parameter in model.named_parameters():
+        is_factor = parameter.ndim == 1 and bool(parameter.any())  # and not a bias, nor the distance of a factor from 1
+        torch.nn.init.normal_(parameter, 1.0 if is_factor else 0.0, 0.2)
+        if parameter_name.endswith("A_log"):
+            parameter.data -= 3  # a state that lasts for tens of tokens
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.tensor([9.0, 9.0, 0.0, 0.0] if name == "lopsided" else [0.1, -0.2, 0.0, 0.2]))
@@ -107,9 +124,21 @@ def row(case: dict, index: int, generator: torch.Generator) -> Batch:
         labels=labels.masked_fill(~keep, IGNORE_INDEX),
         position_ids=torch.cat([torch.arange(n) for n in lengths])[None],
     )
-    batch = batch if case["packed"] else pad(batch, 16)
+    batch = pad_packed(batch, 2 * index) if case["packed"] else pad(batch, 16)
     batch.num_tokens = sum(lengths)
     return batch
+
+
+def pad_packed(batch: Batch, missing: int) -> Batch:
+    """Padding behind packed documents, a document of its own."""
+    behind = {
+        "input_ids": torch.full((1, missing), 7),
+        "labels": torch.full((1, missing), IGNORE_INDEX),
+        "position_ids": torch.arange(missing)[None],
+    }
+    padded = Batch({name: torch.cat([x, behind[name]], dim=1) for name, x in batch.items()})
+    padded.token_mask = torch.nn.functional.pad(torch.ones_like(batch["input_ids"]), (0, missing))
+    return padded
 
 
 def pad(batch: Batch, length: int) -> Batch:

@@ -23,7 +23,7 @@ LAYOUTS = {
     "ring4": (4, RING | {"cp_size": 4}),
     "hybrid4": (4, HYBRID),
 }
-MODELS = ["qwen3", "tied_llama", "qwen3_moe", "mistral", "gemma2", "gpt_oss", "deepseek_v3"]
+MODELS = ["qwen3", "tied_llama", "qwen3_moe", "qwen3_next", "mistral", "gemma2", "gpt_oss", "deepseek_v3"]
 FEW = [
     case("qwen3", 2, packed=True, accumulation=3, **RING),
     case("qwen3_moe", 2, accumulation=3, aux=0.1, **ULYSSES),
@@ -31,10 +31,13 @@ FEW = [
     case("gpt_oss", 2, packed=True, recompute=True, **RING),
     case("gemma2", 2, packed=True, **ULYSSES),
     case("deepseek_v3", 2, packed=True, **RING),
+    case("qwen3_next", 2, packed=True, accumulation=3, aux=0.1, recompute=True, **ULYSSES),
+    case("qwen3_next", 2, **RING),
     case("tied_llama", 4, accumulation=3, recompute=True, **RING, **HSDP),
     case("mistral", 4, packed=True, **RING | {"cp_size": 4}),
     case("gpt_oss", 4, accumulation=3, aux=0.1, **HYBRID),
     case("qwen3_moe", 4, packed=True, aux=0.1, ep_size=2, **ULYSSES),
+    case("qwen3_next", 4, packed=True, ep_size=2, **HYBRID),
 ]
 
 
@@ -48,7 +51,7 @@ def test_every_combination_equals_one_process(model, layout, tmp_path):
     ranks, sizes = LAYOUTS[layout]
     cases = []
     for accumulation, packed, recompute in product((1, 3), (False, True), (False, True)):
-        aux = 0.1 if model == "qwen3_moe" or (model == "gpt_oss" and not packed) else 0.0
+        aux = 0.1 if model in ("qwen3_moe", "qwen3_next") or (model == "gpt_oss" and not packed) else 0.0
         cases.append(
             case(model, ranks, accumulation=accumulation, packed=packed, aux=aux, recompute=recompute, **sizes)
         )

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV32Config,
+    JambaConfig,
     Llama4TextConfig,
     LlamaConfig,
-    Qwen3NextConfig,
+    RecurrentGemmaConfig,
 )
 
+from mindspeed_kernels.hf.replace import fuse
 from mindspeed_llm.batch import to_device
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.parallel.context.apply import apply_context_parallel
 from mindspeed_llm.parallel.context.attention import context_parallel_attention
+from mindspeed_llm.parallel.context.layout import SequenceLayout
 from mindspeed_llm.parallel.context.sharder import ContextSharder
+from tests.llm.parallel.cases import MODELS
 from tests.llm.parallel.context.attention_cases import packed_batch
 
 _SHAPE = {
@@ -36,6 +43,10 @@ def mesh():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("batch", "ring", "ulysses"))
     dist.destroy_process_group()
+
+
+def qwen3_next():
+    return AutoModelForCausalLM.from_config(copy.deepcopy(MODELS["qwen3_next"]), dtype=torch.float32)
 
 
 def llama(**changes):
@@ -78,8 +89,13 @@ def test_a_batch_that_was_not_cut_is_an_error(mesh):
     ("config", "message"),
     [
         (
-            Qwen3NextConfig(**_SHAPE, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8),
-            r"model\.layers\.0\.linear_attn\.conv1d \(Conv1d\) mixes neighbouring tokens outside of attention",
+            # A convolution of ours, and a scan over tokens that is not.
+            JambaConfig(**_SHAPE, num_experts=2, mamba_d_state=4),
+            r"model\.layers\.0\.mamba \(JambaMambaMixer\) mixes tokens in other ways than by convolution",
+        ),
+        (
+            RecurrentGemmaConfig(**_SHAPE, lru_width=32),
+            r"model\.layers\.0\.temporal_block\.conv_1d \(Conv1d\) mixes neighbouring tokens outside of attention",
         ),
         (Llama4TextConfig(**_SHAPE, intermediate_size_mlp=32), r"has layers of the type chunked_attention"),
         (DeepseekV32Config(**_SHAPE | {"num_key_value_heads": 4}), r"has (layers of the type|attention that only)"),
@@ -95,6 +111,50 @@ def test_attention_that_cannot_be_cut_is_told_at_start(config, message, mesh):
         model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ConfigError, match=message):
         apply_context_parallel(model, mesh)
+
+
+@pytest.mark.parametrize(
+    ("ring", "ulysses", "message"),
+    [(3, 1, r"3 ranks \(4 = 1 · 3 \+ 1\); choose a divisor of 4"), (3, 2, r"6 ranks \(4 = 0 · 6 \+ 4\)")],
+)
+def test_heads_of_linear_attention_that_cannot_be_divided_are_told_at_start(ring, ulysses, message):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ring * ulysses)
+    mesh = init_device_mesh("cpu", (1, ring, ulysses), mesh_dim_names=("batch", "ring", "ulysses"))
+    with torch.device("meta"):
+        model = qwen3_next()
+    try:
+        what = r"4 value heads in model\.layers\.0\.linear_attn cannot be divided among "
+        with pytest.raises(ConfigError, match=what + message):
+            apply_context_parallel(model, mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_linear_attention_of_documents_that_do_not_see_each_other(fused, mesh):
+    """What transformers computes of each alone; packed, its convolutions and states go from one to the next. Also where
+    the module was given another forward before."""
+    model = qwen3_next()
+    ids = torch.arange(8)[None]
+    expected = torch.cat([model(ids[:, :3], use_cache=False).logits, model(ids[:, 3:], use_cache=False).logits], 1)
+    if fused:
+        fuse(model.model.layers[0].linear_attn, Doubled())
+    state = torch.get_rng_state()
+    apply_context_parallel(model, mesh)
+    assert torch.equal(torch.get_rng_state(), state)
+    whole = torch.arange(8)[None]
+    layout = SequenceLayout(torch.tensor([0, 3, 8]), 8, 1, torch.ones(1, 1, 8, dtype=torch.bool), whole)
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
+    logits = model(ids, position_ids=positions, context_layout=layout, use_cache=False).logits
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """A fusion."""
+
+    def build(self, original):
+        return lambda module, *args, **kwargs: 2 * original(module, *args, **kwargs)
 
 
 def test_attention_that_does_not_exchange_is_told_at_the_first_batch(mesh):

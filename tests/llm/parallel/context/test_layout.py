@@ -133,3 +133,40 @@ def test_the_ranks_of_a_ring_have_the_same_work(ring):
     mask = visible(layout, None)[0]
     work = {int(mask[ContextSharder(ring, 1, rank, 0).local_token_global_indices(48)].sum()) for rank in range(ring)}
     assert len(work) == 1
+
+
+@pytest.mark.parametrize(("ring", "ulysses"), [*SHAPES, (2, 3)])
+@pytest.mark.parametrize("rows", [([24],), ([1] * 24,), ([3, 11, 10], [1, 22, 1]), ([5], [5])])
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_a_convolution_of_halves_is_that_of_documents(ring, ulysses, rows, width):
+    """Also where a rank's halves are shorter than the convolution reaches back."""
+    batch = packed_batch(*rows)
+    parts = [sharder.shard_batch(batch) for sharder in group(ring, ulysses)]
+    layout = parts[0].layout
+    taps = torch.tensor([1000, 100, 10, 1])[-width:]
+    halves = [part["input_ids"].unflatten(1, (2, -1)) for part in parts]  # [batch, 2, half]
+    reach, half = width - 1, halves[0].shape[2]
+    given = torch.stack([x[:, :, half - min(reach, half) :] for x in halves]).transpose(0, 1).flatten(1)
+    found = []
+    for rank, own in enumerate(halves):
+        halo = layout.halo(rank, reach)
+        before = given[:, halo.index.flatten()].view(len(rows), 2, reach).where(halo.visible, 0)
+        flat = torch.cat([before, own], dim=2).flatten()
+        out = torch.cat([convolve(x, taps) for x in flat.tensor_split(halo.cu_seqlens[1:-1])])
+        found.append(out.view(len(rows), 2, reach + half)[:, :, reach:].flatten(1))
+    order = layout.held.flatten().argsort()
+    whole = torch.cat(found, dim=1)[:, order]
+    length = batch["input_ids"].shape[1]
+    expected = torch.cat([convolve(x, taps) for x in _documents(batch)]).view(len(rows), length)
+    assert torch.equal(whole[:, :length], expected)
+
+
+def convolve(x: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
+    """Of one document ``[tokens]``, from the definition; the last tap is of the token itself."""
+    padded = torch.cat([x.new_zeros(len(taps) - 1), x])
+    return (padded.unfold(0, len(taps), 1) * taps).sum(1)
+
+
+def _documents(batch: Batch) -> tuple[torch.Tensor, ...]:
+    starts = (batch["position_ids"].flatten() == 0).nonzero().flatten()
+    return batch["input_ids"].flatten().tensor_split(starts[1:])
