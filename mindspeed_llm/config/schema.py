@@ -213,6 +213,9 @@ class ParallelConfig(Section):
     """Type in which gradients are summed over ranks."""
     recompute: Bool = False
     """Drop activations in the forward pass and compute them again in the backward pass."""
+    recompute_mode: Literal["full", "selective"] = "full"
+    """`selective` keeps what attention and fused experts return and what ranks send each other for them: their work is
+    not done twice."""
     recompute_modules: list[str] | None = None
     """Modules to recompute, by pattern; null: the decoder layers."""
 

@@ -109,11 +109,15 @@ def _sum_gradients(model: nn.Module) -> None:
 
 
 def _prefetch(groups: list[list[nn.Module]], forward: int, backward: int) -> None:
-    """Gather the next units while one computes. A group is a unit and those inside it: they come after it in the
-    forward and in the backward pass, while the groups swap their order."""
-    there = [cast(FSDPModule, unit) for group in groups for unit in group]
-    back = [cast(FSDPModule, unit) for group in reversed(groups) for unit in group]
-    for index, unit in enumerate(there):
-        unit.set_modules_to_forward_prefetch(there[index + 1 : index + 1 + forward])
-    for index, unit in enumerate(back):
-        unit.set_modules_to_backward_prefetch(back[index + 1 : index + 1 + backward])
+    """Gather the next units while one computes. A group is a unit and those inside it.
+
+    Those inside are gathered together with the unit around them, in forward and in backward: recomputation, which runs
+    the unit's forward in its backward, then finds them as they were.
+    """
+    for index, (unit, *inside) in enumerate(groups):
+        before, after = (
+            [cast(FSDPModule, group[0]) for group in part] for part in (groups[:index], groups[index + 1 :])
+        )
+        within = [cast(FSDPModule, module) for module in inside]
+        cast(FSDPModule, unit).set_modules_to_forward_prefetch([*within, *after[:forward]])
+        cast(FSDPModule, unit).set_modules_to_backward_prefetch([*within, *before[::-1][:backward]])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 
 from mindspeed_kernels.ops.flash_attention import backward as flash_backward
 from mindspeed_kernels.ops.flash_attention import forward as flash_forward
@@ -52,6 +53,44 @@ def ring_attention(
     return out.unflatten(1, (q.shape[0], -1)).transpose(0, 1).flatten(1, 2)
 
 
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    places: list[int],
+    bounds: list[Tensor],
+    scale: float | None,
+    window: int | None,
+    softcap: float | None,
+    group: str,
+) -> tuple[Tensor, Tensor]:
+    """The forward pass: output and logsumexp. ``places`` and ``bounds`` are what ``_flatten`` makes of the blocks."""
+    ring, shapes = _Ring(_resolve_process_group(GroupName(group))), (k.shape, v.shape)
+    scores, steps = Scores(scale, window, softcap), _unflatten(places, bounds, ring.size)
+    buffer = _pack(k, v)
+    merged: dict[int, _Merged] = {}
+    for step, blocks in enumerate(steps):
+        arriving = ring.pass_on(buffer) if step + 1 < ring.size else None
+        keys, values = _unpack(buffer, *shapes)
+        for i, j, block in blocks:
+            found = flash_forward(q[i], keys[j], values[j], **vars(scores), **vars(block))
+            if i in merged:
+                merged[i].add(*found)
+            else:
+                merged[i] = _Merged(*found)
+        if arriving is not None:
+            buffer = arriving.wait()
+    if sinks is not None:
+        for part in merged.values():
+            part.add_sinks(sinks)
+    return torch.stack([merged[i].out.to(q.dtype) for i in (0, 1)]), torch.stack([merged[i].logsumexp for i in (0, 1)])
+
+
+_attend = torch.library.custom_op("mindspeed_llm::ring_attention", attend, mutates_args=())
+"""As one operator, whose results selective recomputation keeps."""
+
+
 class _RingAttention(torch.autograd.Function):
     """Forward merges the outputs of blocks by their logsumexp; backward needs only what was merged of all blocks.
 
@@ -70,27 +109,11 @@ class _RingAttention(torch.autograd.Function):
         scores: Scores,
         group: dist.ProcessGroup,
     ) -> Tensor:
-        ring, shapes = _Ring(group), (k.shape, v.shape)
-        own = buffer = _pack(k, v)
-        merged: dict[int, _Merged] = {}
-        for step in range(ring.size):
-            arriving = ring.pass_on(buffer) if step + 1 < ring.size else None
-            keys, values = _unpack(buffer, *shapes)
-            for i, j, block in _blocks(layout, scores.window, ring.rank, ring.source(step)):
-                found = flash_forward(q[i], keys[j], values[j], **vars(scores), **vars(block))
-                if i in merged:
-                    merged[i].add(*found)
-                else:
-                    merged[i] = _Merged(*found)
-            if arriving is not None:
-                buffer = arriving.wait()
-        if sinks is not None:
-            for part in merged.values():
-                part.add_sinks(sinks)
-        out = torch.stack([merged[i].out.to(q.dtype) for i in (0, 1)])
-        logsumexp = torch.stack([merged[i].logsumexp for i in (0, 1)])
-        ctx.save_for_backward(q, *_unpack(own, *shapes), sinks, out, logsumexp)
-        ctx.layout, ctx.scores, ctx.group = layout, scores, group
+        ring = _Ring(group)
+        steps = [list(_blocks(layout, scores.window, ring.rank, ring.source(step))) for step in range(ring.size)]
+        out, logsumexp = _attend(q, k, v, sinks, *_flatten(steps), *vars(scores).values(), group.group_name)
+        ctx.save_for_backward(q, k, v, sinks, out, logsumexp)
+        ctx.steps, ctx.scores, ctx.group = steps, scores, group
         return out
 
     @staticmethod
@@ -100,12 +123,12 @@ class _RingAttention(torch.autograd.Function):
         ring, shapes = _Ring(ctx.group), (k.shape, v.shape)
         grad_q = torch.zeros_like(q, dtype=logsumexp.dtype)
         buffer, gradients = _pack(k, v), None
-        for step in range(ring.size):
+        for step, blocks in enumerate(ctx.steps):
             arriving = ring.pass_on(buffer) if step + 1 < ring.size else None
             keys, values = _unpack(buffer, *shapes)
             share = torch.zeros_like(buffer, dtype=logsumexp.dtype)  # of this rank in the gradients of keys and values
             grad_k, grad_v = _unpack(share, *shapes)
-            for i, j, block in _blocks(ctx.layout, ctx.scores.window, ring.rank, ring.source(step)):
+            for i, j, block in blocks:
                 dq, dk, dv, _ = flash_backward(
                     grad_out[i], None, q[i], keys[j], values[j], out[i], logsumexp[i], **vars(ctx.scores), **vars(block)
                 )
@@ -156,6 +179,9 @@ def _gradient_of_sinks(sinks: Tensor, grad_out: Tensor, out: Tensor, logsumexp: 
     return -(probability * product).sum((0, 2)).to(sinks.dtype)
 
 
+_Blocks = list[tuple[int, int, Block]]
+
+
 def _blocks(layout: SequenceLayout, window: int | None, rank: int, source: int) -> Iterator[tuple[int, int, Block]]:
     """Which of a rank's two query chunks see which of the two key chunks of ``source``, the diagonal first."""
     for i, query_chunk in enumerate(layout.chunks_of(rank)):
@@ -163,6 +189,21 @@ def _blocks(layout: SequenceLayout, window: int | None, rank: int, source: int) 
             block = layout.block(query_chunk, key_chunk, window)
             if block is not None:
                 yield i, j, block
+
+
+def _flatten(steps: list[_Blocks]) -> tuple[list[int], list[Tensor]]:
+    """The blocks of every step as an operator takes them: step and chunks, and three tensors, of each block."""
+    blocks = [(step, *block) for step, blocks in enumerate(steps) for block in blocks]
+    places = [index for step, i, j, _ in blocks for index in (step, i, j)]
+    return places, [bound for *_, block in blocks for bound in vars(block).values()]
+
+
+def _unflatten(places: list[int], bounds: list[Tensor], num_steps: int) -> list[_Blocks]:
+    steps: list[_Blocks] = [[] for _ in range(num_steps)]
+    for index in range(0, len(places), 3):
+        step, i, j = places[index : index + 3]
+        steps[step].append((i, j, Block(*bounds[index : index + 3])))
+    return steps
 
 
 def _pack(k: Tensor, v: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mindspeed_llm.parallel.context.ring import attend
+
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
 
 
@@ -29,6 +31,9 @@ class BytesSent(TorchDispatchMode):
         return sum(self.by_kind.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is torch.ops.mindspeed_llm.ring_attention.default:
+            with self:  # what it sends is inside
+                return attend(*args, **(kwargs or {}))
         if func is c10d._allgather_base_.default:
             _, shard, group, *_ = args
             self._add("all_gather", shard.nbytes * (_of(group).size() - 1))

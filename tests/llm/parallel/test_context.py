@@ -27,7 +27,7 @@ MODELS = ["qwen3", "tied_llama", "qwen3_moe", "qwen3_next", "mistral", "gemma2",
 FEW = [
     case("qwen3", 2, packed=True, accumulation=3, **RING),
     case("qwen3_moe", 2, accumulation=3, aux=0.1, **ULYSSES),
-    case("qwen3_moe", 2, packed=True, aux=0.1, recompute=True, ep_size=2, **RING),
+    case("qwen3_moe", 2, packed=True, aux=0.1, recompute=True, recompute_mode="selective", ep_size=2, **RING),
     case("gpt_oss", 2, packed=True, recompute=True, **RING),
     case("gemma2", 2, packed=True, **ULYSSES),
     case("deepseek_v3", 2, packed=True, **RING),
@@ -35,7 +35,7 @@ FEW = [
     case("qwen3_next", 2, **RING),
     case("tied_llama", 4, accumulation=3, recompute=True, **RING, **HSDP),
     case("mistral", 4, packed=True, **RING | {"cp_size": 4}),
-    case("gpt_oss", 4, accumulation=3, aux=0.1, **HYBRID),
+    case("gpt_oss", 4, accumulation=3, aux=0.1, recompute=True, recompute_mode="selective", **HYBRID),
     case("qwen3_moe", 4, packed=True, aux=0.1, ep_size=2, **ULYSSES),
     case("qwen3_next", 4, packed=True, ep_size=2, **HYBRID),
 ]

@@ -30,12 +30,13 @@ LAYOUTS = {
 MODELS = ["qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt_oss", "lopsided"]
 FEW = [
     case("qwen3_moe", 2, accumulation=3, aux=0.1, ep_size=2),
-    case("gpt_oss", 2, packed=True, recompute=True, ep_size=2, ep_dispatcher="fused"),
+    case("gpt_oss", 2, packed=True, recompute=True, num_to_backward_prefetch=0, ep_size=2, ep_dispatcher="fused"),
     case("lopsided", 2, packed=True, accumulation=3, ep_size=2),  # a rank without any tokens to compute (E29)
-    case("qwen2_moe", 4, accumulation=3, recompute=True, ep_size=2),
+    case("qwen2_moe", 4, accumulation=3, recompute=True, recompute_mode="selective", ep_size=2),
     case("deepseek_v3", 4, packed=True, accumulation=3, ep_size=2, dp_replicate_size=2, fsdp_size=2),
     case("lopsided", 4, recompute=True, ep_size=4),
-    case("qwen3_moe", 4, packed=True, recompute=True, ep_size=2, ep_dispatcher="fused") | {"fused_experts": True},
+    case("qwen3_moe", 4, packed=True, recompute=True, recompute_mode="selective", ep_size=2, ep_dispatcher="fused")
+    | {"fused_experts": True},
     case("gpt_oss", 4, accumulation=3, ep_size=4) | {"fused_experts": True},
     case("lopsided", 2, accumulation=3, ep_size=2, ep_dispatcher="fused") | {"fused_experts": True},
 ]
