@@ -8,7 +8,17 @@ import torch
 
 from benchmarks import measure, table
 from benchmarks.case import COMPILED, EAGER, OURS, Case, Problem, Work
-from benchmarks.operators import OPERATORS, adamw, cases, linear_cross_entropy, newton_schulz, rms_norm, rotary, swiglu
+from benchmarks.operators import (
+    OPERATORS,
+    adamw,
+    cases,
+    flash_attention,
+    linear_cross_entropy,
+    newton_schulz,
+    rms_norm,
+    rotary,
+    swiglu,
+)
 
 
 def without_compiler(problem: Problem) -> Problem:
@@ -22,11 +32,12 @@ def without_compiler(problem: Problem) -> Problem:
     "build",
     [
         functools.partial(linear_cross_entropy.problem, 24, 32, 100),
+        functools.partial(flash_attention.problem, (16, 9), 16),
         functools.partial(rms_norm.problem, 48, 32),
         functools.partial(rotary.problem, 24, 4, 2, 16),
         functools.partial(swiglu.problem, 24, 32),
     ],
-    ids=["linear_cross_entropy", "rms_norm", "rotary", "swiglu"],
+    ids=["linear_cross_entropy", "flash_attention", "rms_norm", "rotary", "swiglu"],
 )
 def test_contestants_compute_the_same(build, dtype, backward):
     steps = measure.steps(without_compiler(build(dtype)), backward)
