@@ -11,6 +11,16 @@ constexpr bool is_one_of() {
   return (std::is_same_v<T, Allowed> || ...);
 }
 
+// What arithmetic is done with: integers wrap around, which signed ones of C++ must not.
+template <class T>
+constexpr auto wrapping(T x) {
+  if constexpr (std::is_integral_v<T>) {
+    return uint32_t(x);
+  } else {
+    return x;
+  }
+}
+
 // The elements of a repeat that take part.
 class Mask {
  public:
@@ -129,9 +139,9 @@ namespace AscendC {
         ascend_twin::Strided<T>{"src1", src1, params.src1BlkStride, params.src1RepStride});                          \
   }
 
-ASCEND_TWIN_BINARY(Add, x + y, half, float, int16_t, int32_t)
-ASCEND_TWIN_BINARY(Sub, x - y, half, float, int16_t, int32_t)
-ASCEND_TWIN_BINARY(Mul, x* y, half, float, int16_t, int32_t)
+ASCEND_TWIN_BINARY(Add, ascend_twin::wrapping(x) + ascend_twin::wrapping(y), half, float, int16_t, int32_t)
+ASCEND_TWIN_BINARY(Sub, ascend_twin::wrapping(x) - ascend_twin::wrapping(y), half, float, int16_t, int32_t)
+ASCEND_TWIN_BINARY(Mul, ascend_twin::wrapping(x) * ascend_twin::wrapping(y), half, float, int16_t, int32_t)
 ASCEND_TWIN_BINARY(Div, x / y, half, float)
 ASCEND_TWIN_BINARY(Max, x > y ? x : y, half, float, int16_t, int32_t)
 ASCEND_TWIN_BINARY(Min, x < y ? x : y, half, float, int16_t, int32_t)
@@ -158,8 +168,8 @@ ASCEND_TWIN_BINARY(Min, x < y ? x : y, half, float, int16_t, int32_t)
         ascend_twin::Strided<T>{"src", src, params.srcBlkStride, params.srcRepStride});                          \
   }
 
-ASCEND_TWIN_SCALAR(Adds, x + y)
-ASCEND_TWIN_SCALAR(Muls, x* y)
+ASCEND_TWIN_SCALAR(Adds, ascend_twin::wrapping(x) + ascend_twin::wrapping(y))
+ASCEND_TWIN_SCALAR(Muls, ascend_twin::wrapping(x) * ascend_twin::wrapping(y))
 ASCEND_TWIN_SCALAR(Maxs, x > y ? x : y)
 ASCEND_TWIN_SCALAR(Mins, x < y ? x : y)
 #undef ASCEND_TWIN_SCALAR
