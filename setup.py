@@ -39,7 +39,11 @@ class CMakeBuild(build_ext):
         for old in Path(package).glob("_C.*"):
             old.unlink()  # writing over it would crash the processes that have loaded it
         super().copy_extensions_to_source()
-        shutil.copy2(Path(self.build_lib, "mindspeed_kernels", BUILD_INFO), package)
+        built = Path(self.build_lib, "mindspeed_kernels")
+        shutil.copy2(built / BUILD_INFO, package)
+        for kernels in built.glob("_ascendc.so"):  # where CANN is
+            Path(package, kernels.name).unlink(missing_ok=True)
+            shutil.copy2(kernels, package)
 
 
 setup(ext_modules=[Extension("mindspeed_kernels._C", sources=[])], cmdclass={"build_ext": CMakeBuild})

@@ -87,6 +87,7 @@ class _AttentionTiling(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("queries", "blocks")),
         ("scale", ctypes.c_float),
         ("causal", ctypes.c_bool),
+        ("has_sinks", ctypes.c_bool),
         ("window", ctypes.c_int64),
         ("per_core", ctypes.c_int32),
     )
@@ -250,11 +251,18 @@ class AscendTwin:
         return grad
 
     def flash_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, query_offsets: Tensor | None = None, **options: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        query_offsets: Tensor | None = None,
+        sinks: Tensor | None = None,
+        **options: Any,
     ) -> tuple[Tensor, Tensor]:
         """The output and the logsumexp, as :func:`mindspeed_kernels.flash_attention`, of packed 16-bit sequences.
 
-        ``options``: causal, scale, window, cu_seqlens_q, cu_seqlens_k.
+        ``sinks`` are float32. ``options``: causal, scale, window, cu_seqlens_q, cu_seqlens_k.
         """
         tiling, ends_q, ends_k = _attention(q, k, v, **options)
         per_block = max(1, self._size("twin_attention_queries", v.shape[2]))  # 0: the launcher will refuse
@@ -263,7 +271,7 @@ class AscendTwin:
         out = q.new_empty(*q.shape[:2], v.shape[2])
         logsumexp = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
         workspace = self._workspace("twin_attention_workspace", tiling)
-        tensors = (q, k, v, blocks, out, logsumexp, workspace)
+        tensors = (q, k, v, blocks, sinks, out, logsumexp, workspace)
         self._call("twin_flash_attention_forward", _TYPES[q.dtype], *tensors, k.shape[0], ctypes.byref(tiling))
         return out, logsumexp
 
@@ -330,7 +338,9 @@ def _attention(
 ) -> tuple[_AttentionTiling, list[int], list[int]]:
     """What all attention kernels are told, and where sequences begin and end."""
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    tiling = _AttentionTiling(q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.shape[0], 0, scale, causal, window or 0)
+    tiling = _AttentionTiling(
+        q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.shape[0], 0, scale, causal, False, window or 0
+    )
     ends_q = [0, q.shape[0]] if cu_seqlens_q is None else cu_seqlens_q.tolist()
     ends_k = [0, k.shape[0]] if cu_seqlens_k is None else cu_seqlens_k.tolist()
     return tiling, ends_q, ends_k

@@ -17,6 +17,7 @@ import mindspeed_kernels
 from mindspeed_kernels.hf import prove
 from mindspeed_kernels.hf.prove import Proof
 from mindspeed_kernels.hf.sites import fingerprint
+from mindspeed_kernels.npu import experts as npu
 from mindspeed_kernels.ops._common import has_kernel
 
 name = "experts"
@@ -46,7 +47,8 @@ class FusedExperts:
     @staticmethod
     def has_kernel(module: nn.Module, x: Tensor) -> bool:
         """Elsewhere transformers' implementations, which group products too, are faster than our definition."""
-        return has_kernel(x, _weight(module, "gate_up_proj"))
+        gate_up = _weight(module, "gate_up_proj")
+        return has_kernel(x, gate_up) or npu.takes(x, gate_up)
 
     def __call__(self, module: nn.Module, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         device = x.device.type

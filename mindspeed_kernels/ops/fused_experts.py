@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels import reference
+from mindspeed_kernels.npu import experts as npu
 from mindspeed_kernels.ops._common import forbid_gradient, has_kernel, reference_gradients
 
 
@@ -59,6 +60,8 @@ def fused_experts(
     limit = torch.inf if limit is None else limit
     arguments = (x, top_k_index, top_k_weights, gate_up, gate_up_bias, down, down_bias)
     options = (transposed, interleaved, alpha, limit, up_offset)
+    if npu.takes(x, gate_up):
+        return npu.fused_experts(*arguments, *options)
     if not has_kernel(x, top_k_weights, gate_up, gate_up_bias, down, down_bias):
         return reference.fused_experts(*arguments, *options)
     return torch.ops.mindspeed.fused_experts(*arguments, *options)[0]

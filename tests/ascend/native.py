@@ -14,7 +14,7 @@ from typing import Any
 from mindspeed_kernels.ascend_twin import AscendTwin, Report
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "ascend-tests"
+BUILD = Path(os.environ.get("MINDSPEED_ASCEND_BUILD", ROOT / "build" / "ascend-tests"))
 
 
 def _run(*command: str) -> None:
@@ -24,7 +24,8 @@ def _run(*command: str) -> None:
 
 @cache
 def build() -> Path:
-    """Where the libraries are, built if their sources are newer; MINDSPEED_SANITIZE names sanitizers to build with."""
+    """Where the libraries are, built if their sources are newer. MINDSPEED_SANITIZE names sanitizers to build with;
+    such a build goes into a folder of its own, MINDSPEED_ASCEND_BUILD."""
     sanitize = os.environ.get("MINDSPEED_SANITIZE", "")
     options = (
         "-DMINDSPEED_ASCEND_TESTS=ON",

@@ -133,8 +133,9 @@ def test_deleting_the_line(tmp_path: Path):
     kernel.write_text("\n".join(lines))
     library = tmp_path / "_ascend_twin.so"
     include = [f"-I{tmp_path / 'ascend'}", f"-I{tmp_path / 'ascend' / 'twin'}"]
-    source = tmp_path / "ascend" / "launch" / "twin_swiglu.cpp"
-    subprocess.run(["c++", "-std=c++17", "-shared", "-fPIC", "-pthread", *include, source, "-o", library], check=True)
+    sources = [tmp_path / "ascend" / "launch" / name for name in ("twin_swiglu.cpp", "swiglu.asc")]
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-DMINDSPEED_ASCEND_TWIN", *include, "-x", "c++"]
+    subprocess.run([*command, *sources, "-o", library], check=True)
     twin = AscendTwin(library, tolerant=True)
     twin.swiglu(*torch.randn(2, 40, 24))
     assert any("on pipe V while Muls" in error for error in twin.report.errors), twin.report.errors

@@ -10,11 +10,12 @@ from mindspeed_kernels import reference
 from tests.ascend.native import kernels
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, *, blocks: int = 2, **options) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, *, blocks: int = 2, sinks: Tensor | None = None, **options) -> None:
     """Output, logsumexp and gradients. p and ds are rounded to the inputs' dtype before they meet another matrix."""
     twin = kernels(blocks=blocks)
-    out, logsumexp = twin.flash_attention(q, k, v, **options)
+    out, logsumexp = twin.flash_attention(q, k, v, sinks=sinks, **options)
     packed = {"cu_seqlens_q": torch.tensor([0, len(q)]), "cu_seqlens_k": torch.tensor([0, len(k)])} | options
+    packed["sinks"] = None if sinks is None else sinks.double()
     wide = [t.double().requires_grad_() for t in (q, k, v)]
     expected, expected_logsumexp = reference.flash_attention(*wide, return_logsumexp=True, **packed)
     half_unit = torch.finfo(q.dtype).eps / 2
@@ -87,6 +88,16 @@ def test_offsets(offset: int):
     q, k, v = torch.randn(70, 1, 16).half(), torch.randn(90, 1, 16).half(), torch.randn(90, 1, 16).half()
     check(q, k, v, query_offsets=torch.tensor([offset]))
     check(q, k, v, query_offsets=torch.tensor([offset]), window=10)
+
+
+@pytest.mark.parametrize("sink", [-torch.inf, -3.0, 2.0, 80.0])
+def test_sinks(sink: float):
+    """Smaller than all scores, among them, larger; of queries that see nothing too."""
+    torch.manual_seed(6)
+    q, k, v = torch.randn(70, 2, 16).half(), torch.randn(150, 1, 16).half(), torch.randn(150, 1, 16).half()
+    sinks = torch.tensor([sink, 0.5])
+    check(q, k, v, sinks=sinks)
+    check(q, k, v, sinks=sinks, query_offsets=torch.tensor([-20]), window=30)
 
 
 def test_large_scores_do_not_overflow():

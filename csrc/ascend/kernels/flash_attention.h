@@ -164,9 +164,10 @@ class AttentionCube {
 template <class T>
 class AttentionVector {
  public:
-  __aicore__ inline void Init(GM_ADDR blocks, GM_ADDR out, GM_ADDR logsumexp, GM_ADDR workspace,
+  __aicore__ inline void Init(GM_ADDR blocks, GM_ADDR sinks, GM_ADDR out, GM_ADDR logsumexp, GM_ADDR workspace,
                               const AttentionTiling& tiling) {
     tiling_ = tiling;
+    sinks_ = GlobalOf<float>(sinks, tiling.num_heads);
     out_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(out));
     logsumexp_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(logsumexp));
     blocks_ = GlobalOf<int64_t>(blocks, 5 * tiling.blocks);
@@ -195,7 +196,7 @@ class AttentionVector {
       const KeyRange keys(tiling_, block);
       const int64_t first = GetSubBlockIdx() * tiling_.per_core;
       const int32_t rows = int32_t(larger<int64_t>(0, smaller<int64_t>(tiling_.per_core, block.queries - first)));
-      Start();
+      Start(task % tiling_.num_heads);
       for (int64_t tile = 0; tile < keys.tiles(); ++tile) {
         CrossCoreWaitFlag(kScoresReady);
         if (rows > 0) Softmax(block, keys, first, rows, tile);
@@ -210,11 +211,14 @@ class AttentionVector {
  private:
   __aicore__ inline int32_t Padded(int32_t rows) const { return int32_t(round_up(rows, kFloatsPerBlock)); }
 
-  __aicore__ inline void Start() {
+  // A sink is a first logit, without a value.
+  __aicore__ inline void Start(int64_t head) {
+    const float sink = tiling_.has_sinks ? sinks_.GetValue(head) : kNoMaximum;
+    const bool counts = sink > kNoMaximum;
     PipeBarrier<PIPE_V>();  // the task before this one still uses them
     Duplicate(sums_, 0.0f, tiling_.per_core * width_);
-    Duplicate(maximum_, kNoMaximum, tiling_.per_core);
-    Duplicate(total_, 0.0f, tiling_.per_core);
+    Duplicate(maximum_, counts ? sink : kNoMaximum, tiling_.per_core);
+    Duplicate(total_, counts ? 1.0f : 0.0f, tiling_.per_core);
     PipeBarrier<PIPE_V>();
   }
 
@@ -320,7 +324,7 @@ class AttentionVector {
   TBuf<TPosition::VECCALC> memory_;
   AttentionWorkspace<T> workspace_;
   GlobalTensor<T> out_;
-  GlobalTensor<float> logsumexp_;
+  GlobalTensor<float> sinks_, logsumexp_;
   GlobalTensor<int64_t> blocks_;
   // Sums of values, and numbers of each row: its maximum, the next one, exp(old − new maximum), the sum of its
   // exponentials, something of the current tile. factors: numbers in blocks.
@@ -328,17 +332,19 @@ class AttentionVector {
 };
 
 // q [queries, num_heads, head_dim], k and v [keys, num_kv_heads, head_dim or value_dim], out [queries, num_heads,
-// value_dim], logsumexp [num_heads, queries], blocks [blocks] of QueryBlock, workspace one per block of cores.
+// value_dim], logsumexp [num_heads, queries], blocks [blocks] of QueryBlock, sinks [num_heads] or none, workspace one
+// per block of cores.
 template <class T>
-__aicore__ inline void FlashAttentionForward(GM_ADDR q, GM_ADDR k, GM_ADDR v, GM_ADDR blocks, GM_ADDR out,
-                                             GM_ADDR logsumexp, GM_ADDR workspace, const AttentionTiling& tiling) {
+__aicore__ inline void FlashAttentionForward(GM_ADDR q, GM_ADDR k, GM_ADDR v, GM_ADDR blocks, GM_ADDR sinks,
+                                             GM_ADDR out, GM_ADDR logsumexp, GM_ADDR workspace,
+                                             const AttentionTiling& tiling) {
   if ASCEND_IS_AIC {
     AttentionCube<T> cube;
     cube.Init(q, k, v, blocks, workspace, tiling);
     cube.Process();
   } else {
     AttentionVector<T> vector;
-    vector.Init(blocks, out, logsumexp, workspace, tiling);
+    vector.Init(blocks, sinks, out, logsumexp, workspace, tiling);
     vector.Process();
   }
 }

@@ -18,7 +18,7 @@ struct AttentionTiling {
   int64_t num_heads, num_kv_heads, head_dim, value_dim;
   int64_t queries, blocks;  // rows of q; query blocks
   float scale;
-  bool causal;
+  bool causal, has_sinks;
   int64_t window;    // a query sees keys closer than this, or all (0)
   int32_t per_core;  // queries of a block that one of its two vector cores takes
 

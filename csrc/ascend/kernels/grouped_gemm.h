@@ -2,14 +2,10 @@
 // Cube cores.
 #pragma once
 
+#include "grouped_gemm_tiling.h"
 #include "matmul.h"
 
 namespace mindspeed::ascend {
-
-struct GroupedGemmTiling {
-  int64_t groups, k, n;
-  bool transposed;  // weight is [groups, k, n] instead of [groups, n, k]
-};
 
 // y [rows, n] = x [rows, k] · weight of the row's group. offsets [groups]: the row after each group's last. Rows after
 // the last group are left alone. The gradient of x is the same product with the other layout of the weight.

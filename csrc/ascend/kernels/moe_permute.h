@@ -5,30 +5,14 @@
 #pragma once
 
 #include "common.h"
+#include "moe_tiling.h"
 
 namespace mindspeed::ascend {
-
-struct MoeTiling {
-  int64_t rows;  // sorted rows, or tokens where a kernel goes through them
-  int64_t hidden, top_k;
-  int32_t columns;  // of a part of a row
-  bool weighted;
-
-  BOTH_SIDES constexpr int64_t parts() const { return ceil_div(hidden, columns); }
-};
-
-// `floats` and `values`: rows of float32 and of T that a kernel keeps in local memory, its queues twice.
-inline int32_t moe_columns(int64_t hidden, int64_t element_bytes, int64_t floats, int64_t values) {
-  const int64_t fits = kUnifiedBufferBudget / (4 * floats + element_bytes * values) / kRowElements * kRowElements;
-  return int32_t(smaller(round_up(hidden, kRowElements), fits));
-}
 
 // y_sorted [rows, hidden] = the tokens' rows of x; zeros where source is −1.
 template <class T>
 class MoePermute {
  public:
-  static constexpr int64_t kFloats = 0, kValues = 3;
-
   __aicore__ inline void Init(GM_ADDR x, GM_ADDR source, GM_ADDR y, const MoeTiling& tiling) {
     tiling_ = tiling;
     x_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(x));
@@ -78,8 +62,6 @@ class MoePermute {
 template <class T>
 class MoeUnpermute {
  public:
-  static constexpr int64_t kFloats = 2, kValues = 4;
-
   __aicore__ inline void Init(GM_ADDR y, GM_ADDR position, GM_ADDR weights, GM_ADDR out, const MoeTiling& tiling) {
     tiling_ = tiling;
     y_.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(y));
@@ -143,8 +125,6 @@ class MoeUnpermute {
 template <class T>
 class MoeUnpermuteBackward {
  public:
-  static constexpr int64_t kFloats = 3, kValues = 6;
-
   __aicore__ inline void Init(GM_ADDR gradOut, GM_ADDR y, GM_ADDR source, GM_ADDR weights, GM_ADDR gradY,
                               GM_ADDR gradWeights, const MoeTiling& tiling) {
     tiling_ = tiling;

@@ -1,4 +1,3 @@
-#include "kernels/flash_attention_gradients.h"
 #include "twin.h"
 
 using namespace mindspeed::ascend;
@@ -28,26 +27,23 @@ int64_t twin_attention_workspace(const AttentionTiling* tiling) {
   return filled.workspace_bytes();
 }
 
-char* twin_flash_attention_forward(Run how, int type, const void* q, const void* k, const void* v,
-                                   const QueryBlock* blocks, void* out, float* logsumexp, void* memory, int64_t keys,
-                                   AttentionTiling* tiling) {
+// sinks may be null.
+char* twin_flash_attention_forward(Run how, Type type, const void* q, const void* k, const void* v,
+                                   const QueryBlock* blocks, const float* sinks, void* out, float* logsumexp,
+                                   void* memory, int64_t keys, AttentionTiling* tiling) {
   tiling->per_core = attention_queries(tiling->value_dim);
+  tiling->has_sinks = sinks != nullptr;
   if (tiling->per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_forward", *tiling);
   const int64_t size = bytes_of(type), heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
-  const std::vector<GlobalBuffer> buffers = {
-      input("q", q, tiling->queries * heads * tiling->head_dim * size),
-      input("k", k, keys * kv_heads * tiling->head_dim * size),
-      input("v", v, keys * kv_heads * tiling->value_dim * size),
-      input("blocks", blocks, tiling->blocks * int64_t(sizeof(QueryBlock))),
-      output("out", out, tiling->queries * heads * tiling->value_dim * size),
-      output("logsumexp", logsumexp, heads * tiling->queries * 4),
-      workspace(memory, how.blocks * tiling->workspace_bytes()),
-  };
-  return run("flash_attention_forward", Cores::kMixed, how, buffers, [&] {
-    with_half_type(type, [&](auto element) {
-      FlashAttentionForward<decltype(element)>(gm(q), gm(k), gm(v), gm(blocks), gm(out), gm(logsumexp), gm(memory),
-                                               *tiling);
-    });
+  return run(how, [&](const Launch& launch) {
+    launch_flash_attention(launch, type, input("q", q, tiling->queries * heads * tiling->head_dim * size),
+                           input("k", k, keys * kv_heads * tiling->head_dim * size),
+                           input("v", v, keys * kv_heads * tiling->value_dim * size),
+                           input("blocks", blocks, tiling->blocks * int64_t(sizeof(QueryBlock))),
+                           input("sinks", sinks, heads * 4),
+                           output("out", out, tiling->queries * heads * tiling->value_dim * size),
+                           output("logsumexp", logsumexp, heads * tiling->queries * 4),
+                           workspace(memory, how.blocks * tiling->workspace_bytes()), *tiling);
   });
 }
 
@@ -60,7 +56,7 @@ int64_t twin_attention_gradient_keys(int64_t head_dim, int64_t value_dim) {
 int64_t twin_attention_gradient_workspace(const AttentionTiling* tiling) { return tiling->gradient_workspace_bytes(); }
 
 // With grad_q: its kernel, of query blocks. Without: that of grad_k and grad_v, of key blocks.
-char* twin_flash_attention_backward(Run how, int type, const void* q, const void* k, const void* v,
+char* twin_flash_attention_backward(Run how, Type type, const void* q, const void* k, const void* v,
                                     const void* grad_out, const float* logsumexp, const float* delta,
                                     const int64_t* blocks, void* grad_q, void* grad_k, void* grad_v, void* memory,
                                     int64_t keys, AttentionTiling* tiling) {
@@ -70,30 +66,23 @@ char* twin_flash_attention_backward(Run how, int type, const void* q, const void
   const int64_t q_bytes = tiling->queries * heads * tiling->head_dim * size;
   const int64_t k_bytes = keys * kv_heads * tiling->head_dim * size;
   const int64_t v_bytes = keys * kv_heads * tiling->value_dim * size;
-  const std::vector<GlobalBuffer> buffers = {
+  const AttentionGradientMemory in{
       input("q", q, q_bytes),
       input("k", k, k_bytes),
       input("v", v, v_bytes),
       input("grad_out", grad_out, tiling->queries * heads * tiling->value_dim * size),
       input("logsumexp", logsumexp, heads * tiling->queries * 4),
       input("delta", delta, heads * tiling->queries * 4),
-      input("blocks", blocks, tiling->blocks * (grad_q != nullptr ? 5 : 6) * 8),
-      output("grad_q", grad_q, q_bytes),
-      output("grad_k", grad_k, k_bytes),
-      output("grad_v", grad_v, v_bytes),
+      input("blocks", blocks, tiling->blocks * int64_t(grad_q != nullptr ? sizeof(QueryBlock) : sizeof(KeyBlock))),
       workspace(memory, how.blocks * tiling->gradient_workspace_bytes()),
   };
-  const GradientArguments arguments{gm(q),      gm(k),      gm(v),      gm(grad_out), gm(logsumexp), gm(delta),
-                                    gm(blocks), gm(grad_q), gm(grad_k), gm(grad_v),   gm(memory)};
-  const char* name = grad_q != nullptr ? "flash_attention_query_gradient" : "flash_attention_key_gradient";
-  return run(name, Cores::kMixed, how, buffers, [&] {
-    with_half_type(type, [&](auto element) {
-      if (grad_q != nullptr) {
-        FlashAttentionQueryGradient<decltype(element)>(arguments, *tiling);
-      } else {
-        FlashAttentionKeyGradient<decltype(element)>(arguments, *tiling);
-      }
-    });
+  return run(how, [&](const Launch& launch) {
+    if (grad_q != nullptr) {
+      launch_flash_attention_query_gradient(launch, type, in, output("grad_q", grad_q, q_bytes), *tiling);
+    } else {
+      launch_flash_attention_key_gradient(launch, type, in, output("grad_k", grad_k, k_bytes),
+                                          output("grad_v", grad_v, v_bytes), *tiling);
+    }
   });
 }
 }

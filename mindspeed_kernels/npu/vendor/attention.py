@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mindspeed_kernels import reference
 from mindspeed_kernels.npu.vendor._common import computable
+from mindspeed_kernels.reference.flash_attention import check_flash_attention
 
 _COPIES = 8
 _MAX_DIM, _MAX_HEADS, _MAX_LENGTH, _MAX_PACKED = 768, 256, 2**20, 1024
@@ -62,38 +63,25 @@ def takes(
     window: int | None,
     softcap: float | None,
 ) -> bool:
-    if softcap is not None or not computable(q, k, v) or not _shapes_fit(q, k, v, sinks, cu_seqlens_q is not None):
+    check_flash_attention(q, k, v, window, softcap, sinks, cu_seqlens_q, cu_seqlens_k, query_offsets)
+    if softcap is not None or not computable(q, k, v) or not _fits(q, k, v):
         return False
-    packed = [
-        (t, cu_seqlens.tolist()) for t, cu_seqlens in ((q, cu_seqlens_q), (k, cu_seqlens_k)) if cu_seqlens is not None
-    ]
-    if len(packed) == 1 or any(ends[0] != 0 or ends[-1] != len(t) or len(ends) > _MAX_PACKED for t, ends in packed):
-        return False  # tokens outside of all sequences
     sequences = _Sequences.of(q, k, cu_seqlens_q, cu_seqlens_k, query_offsets)
-    if len(sequences.queries) != len(sequences.keys) or len(sequences.queries) != len(
-        sequences.offsets or sequences.queries
+    if cu_seqlens_q is not None and (
+        sum(sequences.queries) < len(q) or sum(sequences.keys) < len(k) or len(sequences.queries) > _MAX_PACKED
     ):
-        return False
+        return False  # tokens outside of all sequences
     pairs = list(zip(sequences.queries, sequences.keys, strict=True))
-    if any((queries == 0) != (keys == 0) or min(queries, keys) < 0 for queries, keys in pairs):
+    if any((queries == 0) != (keys == 0) for queries, keys in pairs):
         return False
     mode = _sparse_mode(sequences, causal, window)
     # A query that sees no key is left to others.
     return mode == _ALL or (mode is not None and all(queries <= keys for queries, keys in pairs))
 
 
-def _shapes_fit(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, packed: bool) -> bool:
-    if not q.dim() == k.dim() == v.dim() == (3 if packed else 4) or k.shape[:-1] != v.shape[:-1]:
-        return False
-    if q.shape[-1] != k.shape[-1] or q.shape[-2] % k.shape[-2] or not (packed or q.shape[0] == k.shape[0]):
-        return False
+def _fits(q: Tensor, k: Tensor, v: Tensor) -> bool:
     lengths = max(q.shape[-3], k.shape[-3])
-    return (
-        v.shape[-1] <= q.shape[-1] <= _MAX_DIM
-        and q.shape[-2] <= _MAX_HEADS
-        and lengths <= _MAX_LENGTH
-        and (sinks is None or sinks.shape == (q.shape[-2],))
-    )
+    return v.shape[-1] <= q.shape[-1] <= _MAX_DIM and q.shape[-2] <= _MAX_HEADS and lengths <= _MAX_LENGTH
 
 
 def _sparse_mode(sequences: _Sequences, causal: bool, window: int | None) -> int | None:

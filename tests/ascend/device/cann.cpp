@@ -110,6 +110,7 @@ aclError aclrtGetSysParamOpt(aclSysParamOpt, int64_t* value) {
 aclError aclrtSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
 aclError aclrtCtxSetSysParamOpt(aclSysParamOpt, int64_t) { return ACL_SUCCESS; }
 aclError aclrtSetOpExecuteTimeOut(uint32_t) { return ACL_SUCCESS; }
+aclError aclrtSetOpWaitTimeout(uint32_t) { return ACL_SUCCESS; }
 aclError aclSetCompileopt(aclCompileOpt, const char*) { return ACL_SUCCESS; }
 aclError aclrtSynchronizeDevice() { return ACL_SUCCESS; }
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return ACL_SUCCESS; }

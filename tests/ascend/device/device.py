@@ -6,26 +6,39 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from mindspeed_kernels.npu import choice, dispatch
+from mindspeed_kernels.npu import ascendc, choice, dispatch
 from tests.ascend.device import host_memory, vendor_models
 
 
 class Device:
-    """Keeps the kernels registered, and knows which of the vendor's operators ran."""
+    """Keeps the kernels registered, and knows which of the vendor's operators and of our AscendC kernels ran.
 
-    def __init__(self) -> None:
+    ``library`` holds our operators for the NPU, built with the kernels' CPU twin.
+    """
+
+    def __init__(self, library: Path) -> None:
+        ascendc.LIBRARY, kernel = library, ascendc._kernel
+        ascendc._kernel = lambda op: self._counted(f"ascendc {op}", kernel(op))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # each replacement of a kernel
             self._libraries = [host_memory.install(), torch.library.Library("npu", "IMPL")]
             for name, model in vendor_models.MODELS.items():
                 self._libraries[1].impl(name, self._spy(name, model), host_memory.KEY, allow_override=True)
         self.called: list[str] = []
+
+    def _counted(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            self.called.append(name)
+            return kernel(*args)
+
+        return run
 
     def _spy(self, name: str, model: Callable[..., Any]) -> Callable[..., Any]:
         compute = host_memory.through_host(model)
