@@ -8,6 +8,7 @@ import torch
 
 from mindspeed_llm.data.collate import Batch
 from mindspeed_llm.data.encode import IGNORE_INDEX
+from mindspeed_llm.foundation.device import copy_to
 
 
 def num_targets(batch: Batch) -> int:
@@ -30,7 +31,7 @@ def num_attended_pairs(batch: Batch) -> int:
 def to_device(batch: Batch, device: torch.device) -> dict[str, Any]:
     """The tensors of a batch on the device that computes, and what is to be known beside them: which tokens of packed
     rows are padding, and where context parallelism's documents lie."""
-    tensors: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    tensors: dict[str, Any] = {name: copy_to(tensor, device) for name, tensor in batch.items()}
     if batch.token_mask is not None:
         tensors["token_mask"] = batch.token_mask.to(device, non_blocking=True)
     if batch.layout is not None:

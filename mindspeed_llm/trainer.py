@@ -26,6 +26,7 @@ from mindspeed_llm.errors import ConfigError, DataError
 from mindspeed_llm.flops import count_training_flops
 from mindspeed_llm.foundation import device as devices
 from mindspeed_llm.foundation.distributed import Distributed, start
+from mindspeed_llm.foundation.profiler import profile_steps
 from mindspeed_llm.foundation.seed import set_seed
 from mindspeed_llm.foundation.signals import StopRequest, stop_on_signal
 from mindspeed_llm.logging import logger, set_up_logging
@@ -155,8 +156,10 @@ class Trainer:
         """Take the remaining steps. Returns False when a signal ended the run early (a checkpoint is then written)."""
         save_steps = self.config.training.save_steps
         eval_steps = self.config.training.eval_steps or math.ceil(self.steps_per_epoch)
-        with self._metrics() as metrics:
+        profiled = profile_steps(self.config.training, self.distributed.rank, self.device)
+        with self._metrics() as metrics, profiled as before_step:
             for window in self._windows():
+                before_step(self.step)
                 record = self.train_step(window, stop)
                 stopping, last = record.pop("stop"), self.step == self.total_steps
                 if self._is_due(eval_steps) or last:

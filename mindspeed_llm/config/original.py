@@ -40,7 +40,7 @@ _TP = "tensor parallelism is not supported; shard with parallel.fsdp_size"
 _EXPERTS = "experts are found by the structure of the model"
 _CHUNKS = "chunked micro-batches are not supported; use training.gradient_accumulation_steps"
 _PLACEMENT = "parameters are always sharded by their first dimension"
-_PROFILE = "profiling is not supported yet"
+_PROFILE = "profiles are written as text, in full"
 _MODEL = "the operators of this model family are not supported"
 _GDN = "fused linear attention is not supported yet; the model's own code computes it"
 
@@ -102,18 +102,8 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "training.dataloader_persistent_workers": OriginalKey("workers live as long as they are needed", ANY),
     "training.save_async": OriginalKey("asynchronous checkpoints are not supported yet", OFF),
     "training.save_epochs": OriginalKey("use training.save_steps", (1,)),
-    "training.profile": OriginalKey(_PROFILE, OFF),
-    "training.profile_step_start": OriginalKey(_PROFILE, ANY),
-    "training.profile_step_end": OriginalKey(_PROFILE, ANY),
-    "training.profile_ranks": OriginalKey(_PROFILE, ANY),
-    "training.profile_level": OriginalKey(_PROFILE, ANY),
     "training.profile_export_type": OriginalKey(_PROFILE, ANY),
     "training.profile_data_simplification": OriginalKey(_PROFILE, ANY),
-    "training.profile_with_cpu": OriginalKey(_PROFILE, ANY),
-    "training.profile_with_stack": OriginalKey(_PROFILE, ANY),
-    "training.profile_with_memory": OriginalKey(_PROFILE, ANY),
-    "training.profile_record_shapes": OriginalKey(_PROFILE, ANY),
-    "training.profile_save_path": OriginalKey(_PROFILE, ANY),
     # optimization
     "optimization.use_sparse_flash_attn": OriginalKey(_MODEL, OFF),
     "optimization.use_fused_lightning_indexer": OriginalKey(_MODEL, OFF),

@@ -314,6 +314,27 @@ class TrainingConfig(Section):
     resume_from_checkpoint: str | None = None
     """`auto`: the newest complete checkpoint in `output_dir`, if there is one; or the path of a checkpoint."""
 
+    profile: Bool = False
+    """Trace steps with PyTorch's profiler, or torch_npu's on an NPU."""
+    profile_step_start: NonNegativeInt = 0
+    """The first step to trace; the run's first is 0."""
+    profile_step_end: int = Field(-1, ge=-1)
+    """The step after the last one to trace; -1: to the end."""
+    profile_ranks: list[int] = Field([-1])
+    """Ranks that trace; [-1]: all."""
+    profile_level: Literal["level_none", "level0", "level1", "level2"] = "level0"
+    """How much torch_npu records of the NPU."""
+    profile_with_cpu: Bool = False
+    """Record what the host does besides the device."""
+    profile_with_stack: Bool = False
+    """Record where in Python each operator was called."""
+    profile_with_memory: Bool = False
+    """Record allocations."""
+    profile_record_shapes: Bool = False
+    """Record the operators' shapes."""
+    profile_save_path: str = "./profile"
+    """Folder for the traces."""
+
     def contradictions(self) -> Iterator[tuple[str, str]]:
         if self.max_steps != -1 and self.max_steps < 1:
             yield "max_steps", f"must be at least 1, or -1 for as many as the epochs make; got {self.max_steps}"
@@ -323,6 +344,11 @@ class TrainingConfig(Section):
             yield "min_lr", f"{self.min_lr:g} is above lr {self.lr:g}: the learning rate would rise; lower min_lr"
         if self.lr_scheduler_type != "wsd" and self.wsd_decay_steps is not None:
             yield "wsd_decay_steps", f"is for lr_scheduler_type: wsd, not {self.lr_scheduler_type}"
+        if -1 < self.profile_step_end <= self.profile_step_start:
+            yield (
+                "profile_step_end",
+                f"{self.profile_step_end} is not after profile_step_start {self.profile_step_start}",
+            )
 
 
 class OptimizationConfig(Section):
@@ -335,7 +361,7 @@ class OptimizationConfig(Section):
     use_fused_swiglu: Bool = True
     """Fused SwiGLU."""
     use_flash_attn: Bool = True
-    """Fused attention on a CPU, unless `model.attn_implementation` names another."""
+    """Fused attention on a CPU or NPU, unless `model.attn_implementation` names another."""
     fix_router: Bool = False
     """Send tokens to all experts in turn, whatever the router says: equal loads, for benchmarks only."""
     moe_grouped_gemm: Bool = True

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import torch
 
+from mindspeed_kernels.npu.dispatch import dispatcher
 from mindspeed_llm.errors import UserError
 
 # Dense bf16 matrix peak in FLOP/s by a part of the device's name, from the vendors' public data sheets. A device that
@@ -28,14 +29,36 @@ def select_device(local_rank: int) -> torch.device:
         if kind == "cpu" or (module is not None and module.is_available()):
             if module is not None:
                 module.set_device(local_rank)
+            if kind == "npu":
+                _choose_operators()
             return torch.device(kind) if kind == "cpu" else torch.device(kind, local_rank)
     raise UserError(f"MINDSPEED_DEVICE={wanted}, but this machine has no usable {wanted} device")
+
+
+def _choose_operators() -> None:
+    """Read MINDSPEED_NPU_IMPL now, not when the first operator meets a tensor."""
+    try:
+        dispatcher()
+    except (ValueError, ImportError) as error:
+        raise UserError(str(error)) from error
 
 
 def collective_backend(device: torch.device) -> str:
     """torch.distributed's backend: gloo for host tensors next to the device's own library."""
     own = _COLLECTIVES[device.type]
     return own if own == "gloo" else f"cpu:gloo,{device.type}:{own}"
+
+
+def has_fused_attention(device: torch.device) -> bool:
+    """Whether ``mindspeed_kernels`` attends by kernels there: its own on a CPU, torch_npu's or its own on an NPU."""
+    return device.type in ("cpu", "npu")
+
+
+def copy_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """``tensor`` of the host on ``device``, copied while the host goes on: out of page-locked memory, as that needs."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def synchronize(device: torch.device) -> None:

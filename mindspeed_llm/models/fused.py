@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from mindspeed_kernels import hf
 from mindspeed_llm.config import Config, OptimizationConfig
 from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.foundation import device as devices
 
 
 def fuse_operators(model: PreTrainedModel, config: Config, device: torch.device) -> None:
@@ -22,10 +23,10 @@ def fuse_operators(model: PreTrainedModel, config: Config, device: torch.device)
 
 
 def _fuse_attention(model: PreTrainedModel, config: Config, device: torch.device) -> None:
-    """Kernels exist for the CPU; on other devices the model's own attention is faster than their definition."""
+    """Where there is no kernel, the model's own attention is faster than the definition of ours."""
     asked_for = config.model.attn_implementation == "mindspeed"
     by_default = config.model.attn_implementation is None and config.optimization.use_flash_attn
-    if config.parallel.cp_size > 1 or not (asked_for or (by_default and device.type == "cpu")):
+    if config.parallel.cp_size > 1 or not (asked_for or (by_default and devices.has_fused_attention(device))):
         return  # context parallelism brings an attention of its own
     report = hf.use_attention(model)  # prints what it did
     if asked_for and not report.switched:

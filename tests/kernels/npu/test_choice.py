@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
+from mindspeed_kernels.__main__ import report
 from mindspeed_kernels.npu import vendor
-from mindspeed_kernels.npu.choice import IMPLEMENTATIONS, OPERATORS, Choice, read_choice
+from mindspeed_kernels.npu.choice import IMPLEMENTATIONS, OPERATORS, VARIABLE, Choice, read_choice
 from mindspeed_kernels.npu.dispatch import OPERATOR_OF, Dispatcher
 from mindspeed_kernels.npu.implementation import Implementation
 
@@ -64,6 +65,13 @@ def test_a_call_that_nothing_takes_is_explained():
 def test_every_operator_has_a_name_to_choose_it_by():
     assert set(OPERATOR_OF.values()) | {"route"} == set(OPERATORS)
     assert set(vendor.TABLE) == {*OPERATOR_OF, "route"}
+
+
+def test_the_report_shows_the_choice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, "reference,swiglu=ascendc")
+    lines = [line.split() for line in report().splitlines()]
+    assert ["swiglu", "ascendc"] in lines
+    assert ["rotary", "reference"] in lines
 
 
 def test_the_npu_is_left_alone_elsewhere():
