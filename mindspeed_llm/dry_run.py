@@ -29,6 +29,7 @@ from mindspeed_llm.optim.scheduler import count_steps
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
+from mindspeed_llm.parallel.traffic import step_traffic
 
 
 def dry_run(config: Config, world_size: int) -> None:
@@ -51,6 +52,8 @@ def dry_run(config: Config, world_size: int) -> None:
     with _pretended_ranks(world_size):
         parallelize(model, build_meshes(config.parallel, world_size, torch.device("cpu")), config.parallel)
         print(_describe_memory(model, config))
+        if world_size > 1:
+            print(_describe_traffic(model, config))
     data_ranks = world_size // config.parallel.cp_size
     loader = training_loader(data, config.training, world_size=data_ranks, pad_token_id=padding_token(tokenizer))
     print(_describe_steps(config, data, len(loader) / data.epochs, data_ranks))
@@ -80,6 +83,17 @@ def _describe_memory(model: PreTrainedModel, config: Config) -> str:
         f"memory of a rank: weights {_gib(weights)} + gradients {_gib(weights)} + optimizer {_gib(optimizer)} + "
         f"parameters gathered for use {_gib(gathered)} = {_gib(2 * weights + optimizer + gathered)} GiB; activations "
         "come on top"
+    )
+
+
+def _describe_traffic(model: PreTrainedModel, config: Config) -> str:
+    training = config.training
+    tokens = training.max_tokens_per_batch or training.per_device_train_batch_size * config.data.cutoff_len
+    sent = step_traffic(model, config.parallel, training.gradient_accumulation_steps, tokens)
+    return (
+        f"a rank sends in a step: parameters {_gib(sent.parameters)} + gradients {_gib(sent.gradients)} + tokens to "
+        f"experts {_gib(sent.experts)} + heads, keys and values {_gib(sent.attention)} = {_gib(sent.total)} GiB at "
+        "most; with experts chosen at random"
     )
 
 

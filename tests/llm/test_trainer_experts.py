@@ -103,3 +103,16 @@ def test_a_dry_run_counts_the_experts_of_a_rank(folder, tmp_path, capsys):  # no
     one_expert_per_rank = 3 * 32 * 512  # the largest unit; embeddings and head have 1024 * 32 each
     gathered = 2 * one_expert_per_rank * 4  # in use, and the next one; float32
     assert f"parameters gathered for use {gathered / 2**30:.3g} =" in capsys.readouterr().out
+
+
+def test_a_dry_run_says_what_is_sent(folder, tmp_path, capsys):  # noqa: F811
+    path = tmp_path / "run.yaml"
+    path.write_text(settings(folder, tmp_path / "out", "moe").dump_yaml())
+    options = [f"--parallel.{key}" for key in ("fsdp_size=2", "dp_replicate_size=2", "ep_size=2")]
+    assert main([str(path), "--dry-run", "--world-size=4", *options]) == 0
+    # 64 tokens of 32 float32 numbers, in three micro-batches and two layers; top-2 of two ranks: three of four tokens
+    # have an expert on the other rank, of which as many come. Twice in forward, twice in backward, with two weights
+    # each way and two choices; 16 bytes agree on the numbers.
+    experts = 3 * 2 * (16 + 48 * (4 * 32 * 4 + 2 * 2 * 4 + 2 * 8))
+    printed = capsys.readouterr().out
+    assert f"tokens to experts {experts / 2**30:.3g} + heads, keys and values 0 =" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,7 +89,7 @@ MODELS = {
 def build_model(name: str) -> PreTrainedModel:
     """The same float32 weights on every rank and in the reference, large enough that gradients are not tiny."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(MODELS[name], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name]), dtype=torch.float32)
     for parameter_name, parameter in model.named_parameters():
         is_factor = parameter.ndim == 1 and bool(parameter.any())  # and not a bias, nor the distance of a factor from 1
         torch.nn.init.normal_(parameter, 1.0 if is_factor else 0.0, 0.2)

@@ -32,7 +32,6 @@ class Runs(TorchDispatchMode):
 def train(name: str, fused: bool, **parallel: Any) -> tuple[Counter[str], list[torch.Tensor | None]]:
     """Operators that a forward and backward pass run, and its gradients."""
     model = build_model(name)
-    model.set_attn_implementation("sdpa")
     if fused:
         assert hf.use_attention(model).switched
         assert hf.apply(model, ops=["experts"]).fused("experts")
@@ -66,7 +65,6 @@ def test_selective_runs_attention_and_experts_once(fused, kept):
 def test_selective_refuses_what_was_changed_in_place():
     """A model that writes into what its attention returned would get back what it wrote."""
     model = build_model("qwen3")
-    model.set_attn_implementation("sdpa")
     model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda module, args: args[0].mul_(2))
     apply_recompute(model, ParallelConfig(recompute=True, recompute_mode="selective"))
     loss = model(torch.arange(16)[None], use_cache=False).logits.sum()
