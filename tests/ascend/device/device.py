@@ -28,9 +28,10 @@ class Device:
         ascendc._kernel = lambda op: self._counted(f"ascendc {op}", kernel(op))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # each replacement of a kernel
-            self._libraries = [host_memory.install(), torch.library.Library("npu", "IMPL")]
+            models = torch.library.Library("npu", "IMPL")
+            self._libraries = [*host_memory.install(), models]
             for name, model in vendor_models.MODELS.items():
-                self._libraries[1].impl(name, self._spy(name, model), host_memory.KEY, allow_override=True)
+                models.impl(name, self._spy(name, model), host_memory.KEY, allow_override=True)
         self.called: list[str] = []
 
     def _counted(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -83,21 +83,28 @@ def _matmul_gradients(grad: Tensor, left: Tensor, right: Tensor, wanted: list[bo
     return [(grad @ right.mT).sum_to_size(left.shape), (left.mT @ grad).sum_to_size(right.shape)]
 
 
-_OF_THE_NPU = {"matmul_backward": _matmul_gradients}
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype)
 
 
-def install() -> torch.library.Library:
-    """Replace the kernels as long as the returned object lives."""
-    library = torch.library.Library("aten", "IMPL")
+# What torch_npu's kernels and gradients of ``aten`` are made of.
+_OF_ATEN = {"matmul_backward": _matmul_gradients}
+_OF_NPU = {"_npu_dtype_cast": _cast, "_npu_dtype_cast_backward": _cast}
+
+
+def install() -> list[torch.library.Library]:
+    """Replace the kernels as long as the returned objects live."""
+    aten, npu = (torch.library.Library(namespace, "IMPL") for namespace in ("aten", "npu"))
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY):
         namespace, _, qualified = name.partition("::")
         if namespace != "aten" or qualified in KEPT:
             continue
         packet, _, overload = qualified.partition(".")
-        function = _OF_THE_NPU.get(packet) or getattr(
-            getattr(torch.ops.aten, packet, None), overload or "default", None
-        )
+        of_cpu = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        function = _OF_ATEN.get(packet) or of_cpu
         if function is not None:
             kernel = _copied if packet == "_to_copy" else through_host(function)
-            library.impl(qualified, kernel, KEY, allow_override=True)
-    return library
+            aten.impl(qualified, kernel, KEY, allow_override=True)
+    for name, function in _OF_NPU.items():
+        npu.impl(name, through_host(function), KEY, allow_override=True)
+    return [aten, npu]

@@ -14,8 +14,7 @@ from torch.utils import _pytree as pytree
 
 import mindspeed_kernels as kernels
 from mindspeed_kernels.npu import ascendc
-from tests.ascend.device.device import Device, implementation
-from tests.ascend.device.test_vendor_numbers import (
+from tests.ascend.device.calls import (
     ENDS,
     INDEX,
     OFFSETS,
@@ -30,6 +29,7 @@ from tests.ascend.device.test_vendor_numbers import (
     rand,
     seqlens,
 )
+from tests.ascend.device.device import Device, implementation
 
 HALF = torch.bfloat16
 RMS_NORM, ADD_RMS_NORM = {"rms_norm", "rms_norm_backward"}, {"add_rms_norm", "rms_norm_backward"}

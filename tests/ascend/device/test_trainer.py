@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from mindspeed_kernels import hf
 from mindspeed_llm.config import TrainingConfig
@@ -29,21 +36,42 @@ SHAPE = {
 }  # fmt: skip
 
 
-def tiny_model(dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
+EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+def tiny_model(dtype: torch.dtype = torch.float32, *, experts: bool = False) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**SHAPE)).to(dtype)
+    model = (
+        Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **EXPERTS)) if experts else Qwen3ForCausalLM(Qwen3Config(**SHAPE))
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.ndim == 1 else 0.0, 0.1)
-    return model
+    return model.to(dtype)
 
 
-@pytest.mark.parametrize(("text", "dtype", "kinds"), [
-    ("", torch.float32, {"npu_rms_norm", "npu_rotary_mul", "npu_fusion_attention", "npu_fusion_attention_grad"}),
-    ("ascendc", torch.bfloat16, {"ascendc rms_norm", "ascendc rotary_backward", "ascendc swiglu",
-                                 "ascendc flash_attention_forward", "ascendc flash_attention_backward"}),
-])  # fmt: skip
-def test_a_layer(device: Device, text: str, dtype: torch.dtype, kinds: set[str]):
-    model = tiny_model()
+VENDOR = {
+    "npu_rms_norm",
+    "npu_rms_norm_backward",
+    "npu_rotary_mul",
+    "npu_fusion_attention",
+    "npu_fusion_attention_grad",
+}
+VENDOR_EXPERTS = {"npu_moe_token_permute", "npu_grouped_matmul", "npu_swiglu", "npu_swiglu_backward"}
+ASCENDC = {"rms_norm", "rotary_backward", "swiglu", "flash_attention_forward", "flash_attention_backward"}
+ASCENDC_EXPERTS = {"moe_permute", "grouped_gemm", "grouped_gemm_weight_gradient", "moe_unpermute_backward"}
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "experts", "kinds"),
+    [
+        ("", torch.float32, False, VENDOR),
+        ("", torch.float32, True, VENDOR | VENDOR_EXPERTS),
+        ("ascendc", torch.bfloat16, False, {f"ascendc {op}" for op in ASCENDC}),
+        ("ascendc", torch.bfloat16, True, {f"ascendc {op}" for op in ASCENDC | ASCENDC_EXPERTS}),
+    ],
+)
+def test_a_layer(device: Device, text: str, dtype: torch.dtype, experts: bool, kinds: set[str]):
+    model = tiny_model(experts=experts)
     hf.use_attention(model)
     hf.apply(model)
     model.to(dtype)

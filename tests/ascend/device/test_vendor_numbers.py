@@ -12,40 +12,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 import mindspeed_kernels as kernels
+from mindspeed_kernels.ops.flash_attention import backward, forward
+from tests.ascend.device.calls import (
+    ENDS,
+    INDEX,
+    OFFSETS,
+    PACKED,
+    QKV,
+    SOURCE,
+    X,
+    angles,
+    attend,
+    heads,
+    outputs_and_gradients,
+    rand,
+    seqlens,
+)
 from tests.ascend.device.device import Device, implementation
-
-
-def rand(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = True) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype).requires_grad_(grad)
-
-
-def heads(*shape: int) -> Tensor:
-    return rand(shape[0], shape[2], shape[1], shape[3]).detach().transpose(1, 2).requires_grad_()
-
-
-def angles(*shape: int) -> Tensor:
-    return rand(*shape, grad=False).sin()
-
-
-def attend(**options: Any) -> Callable[..., Any]:
-    return lambda *tensors, **more: kernels.flash_attention(*tensors, **options, **more)
-
-
-def seqlens(*ends: int) -> Tensor:
-    return torch.tensor(ends)
-
-
-X = rand(3, 5, 8)
-QKV = (rand(2, 5, 4, 8), rand(2, 7, 2, 8), rand(2, 7, 2, 6))
-PACKED = tuple(t.detach().flatten(0, 1).requires_grad_() for t in QKV)
-ENDS = {"cu_seqlens_q": seqlens(0, 3, 3, 10), "cu_seqlens_k": seqlens(0, 6, 6, 14)}
-INDEX = torch.tensor([[0, 2], [1, 0], [5, 2], [2, -1]])
-OFFSETS = torch.tensor([2, 2, 4], dtype=torch.int32)
-SOURCE = kernels.moe_permute(torch.zeros(4, 1), INDEX, 3)[2]
 
 CASES: dict[str, tuple[Callable[..., Any], tuple, dict[str, Any], set[str]]] = {
     "rms_norm": (kernels.rms_norm, (X, rand(8)), {}, {"npu_rms_norm", "npu_rms_norm_backward"}),
@@ -154,21 +139,6 @@ CASES |= {
 }
 
 
-def outputs_and_gradients(function: Callable[..., Any], arguments: Any, device: str) -> list[Tensor]:
-    def copy(tensor: Tensor) -> Tensor:
-        return tensor.detach().clone().to(device).requires_grad_(tensor.requires_grad)
-
-    args, kwargs = pytree.tree_map_only(Tensor, copy, arguments)
-    outputs = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(t, Tensor)]
-    floating = [t for t in outputs if t.is_floating_point()]
-    torch.autograd.backward(
-        floating, [torch.linspace(-1, 1, t.numel()).view(t.shape).to(device, t.dtype) for t in floating]
-    )
-    grads = [t.grad for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
-    assert all(t.device.type == device for t in (*outputs, *grads))
-    return [t.detach().cpu() for t in (*outputs, *grads)]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_cpu(device: Device, name: str):
     function, args, kwargs, called = CASES[name]
@@ -188,6 +158,34 @@ def test_gradient_through_the_logsumexp(device: Device):
     expected = outputs_and_gradients(attend(return_logsumexp=True), (QKV, {}), "cpu")
     for t, reference in zip(found, expected, strict=True):
         torch.testing.assert_close(t, reference, rtol=1e-5, atol=1e-5)
+
+
+def test_keys_in_two_calls(device: Device):
+    """As a ring does: earlier keys, then a query's own, with the output and logsumexp of both."""
+    q, k, v = (torch.randn(1, length, 2, 8) for length in (4, 8, 8))
+    grad = torch.randn(1, 4, 2, 8)
+    offsets = (torch.tensor([4]), torch.tensor([0]))
+
+    def run(kind: str) -> list[Tensor]:
+        moved_q, moved_grad = q.to(kind), grad.to(kind)
+        parts = [(k[:, :4].to(kind), v[:, :4].to(kind)), (k[:, 4:].to(kind), v[:, 4:].to(kind))]
+        outs, sums = zip(
+            *(forward(moved_q, *p, query_offsets=o) for p, o in zip(parts, offsets, strict=True)), strict=True
+        )
+        total = torch.logaddexp(*sums)
+        out = sum((s - total).exp().transpose(1, 2).unsqueeze(-1) * o for s, o in zip(sums, outs, strict=True))
+        grads = [
+            backward(moved_grad, None, moved_q, *p, out, total, query_offsets=o)[:3]
+            for p, o in zip(parts, offsets, strict=True)
+        ]
+        return [t.cpu() for t in (out, total, *grads[0], *grads[1])]
+
+    device.called.clear()
+    with implementation(""):
+        found = run("npu")
+    for t, reference in zip(found, run("cpu"), strict=True):
+        torch.testing.assert_close(t, reference, rtol=1e-5, atol=1e-5)
+    assert set(device.called) == ATTENTION
 
 
 def test_the_reference_is_chosen(device: Device):
