@@ -43,6 +43,7 @@ def table() -> Mapping[str, Implementation]:
     if not LIBRARY.exists():
         return {}
     torch.ops.load_library(str(LIBRARY))
+    torch.get_device_module("npu").config.allow_internal_format = False  # kernels read what strides say
     return {op: Implementation(takes, _kernel(op)) for op, takes in _TAKES.items()}
 
 

@@ -30,13 +30,15 @@ def select_device(local_rank: int) -> torch.device:
             if module is not None:
                 module.set_device(local_rank)
             if kind == "npu":
-                _choose_operators()
+                _prepare_npu()
             return torch.device(kind) if kind == "cpu" else torch.device(kind, local_rank)
     raise UserError(f"MINDSPEED_DEVICE={wanted}, but this machine has no usable {wanted} device")
 
 
-def _choose_operators() -> None:
-    """Read MINDSPEED_NPU_IMPL now, not when the first operator meets a tensor."""
+def _prepare_npu() -> None:
+    """Keep tensors in PyTorch's memory layout, in which shards are cut, instead of one that CANN's products prefer; and
+    read MINDSPEED_NPU_IMPL now, not when the first operator meets a tensor."""
+    torch.get_device_module("npu").config.allow_internal_format = False
     try:
         dispatcher()
     except (ValueError, ImportError) as error:
