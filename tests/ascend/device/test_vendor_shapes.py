@@ -57,6 +57,8 @@ CALLS = [
     ("rms_norm_backward", (X, X, X, None, RSTD, False, True, False), ["npu_rms_norm_backward"]),
     ("swiglu", (X, None), ["npu_swiglu"]),
     ("swiglu_backward", (rand(2, 3, 4), X, None), ["npu_swiglu_backward"]),
+    ("swiglu", (X, X), ["npu_swiglu"]),
+    ("swiglu_backward", (X, X, X), ["npu_swiglu_backward"]),
     ("rotary", (*HEADS, *ANGLES, False), ["npu_rotary_mul"] * 2),
     ("rotary", (*HEADS, *ANGLES, True), ["npu_rotary_mul"] * 2),
     ("rotary", (*HEADS, *PARTIAL, False), ["npu_rotary_mul"] * 2),
