@@ -12,13 +12,7 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import Discriminator, Field, NonNegativeInt, PositiveInt, Tag
 
-from mindspeed_llm.config.types import BlendedFiles, Bool, Float, Floats, Section
-
-DType = Literal["bf16", "fp16", "fp32"]
-ColumnRole = Literal["prompt", "query", "response", "history", "messages", "system", "tools"]
-TagName = Literal[
-    "role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag"
-]
+from mindspeed_llm.config.types import BlendedFiles, Bool, ColumnRole, DType, Float, Floats, Section, TagName
 
 
 class ModelConfig(Section):

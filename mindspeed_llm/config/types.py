@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
+
+DType = Literal["bf16", "fp16", "fp32"]
+ColumnRole = Literal["prompt", "query", "response", "history", "messages", "system", "tools"]
+TagName = Literal[
+    "role_tag", "content_tag", "user_tag", "assistant_tag", "observation_tag", "function_tag", "system_tag"
+]
 
 
 class Section(BaseModel):
