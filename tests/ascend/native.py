@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import subprocess
@@ -32,8 +33,11 @@ def build() -> Path:
         f"-DMINDSPEED_OUTPUT_DIRECTORY={BUILD}",
         f"-DMINDSPEED_SANITIZE={sanitize}",
     )
-    _run(sys.executable, "-m", "cmake", "-S", "csrc/ascend", "-B", str(BUILD), "-G", "Ninja", *options)
-    _run(sys.executable, "-m", "cmake", "--build", str(BUILD), "--parallel", "1")
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other workers of this run of pytest build it too
+        _run(sys.executable, "-m", "cmake", "-S", "csrc/ascend", "-B", str(BUILD), "-G", "Ninja", *options)
+        _run(sys.executable, "-m", "cmake", "--build", str(BUILD), "--parallel", "2")
     return BUILD
 
 
