@@ -13,6 +13,22 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
   define("rms_norm_backward(Tensor grad_y, Tensor? grad_sum, Tensor x, Tensor? weight, Tensor rstd, bool zero_centered,"
          " bool round_before_weight, bool weight_gradient) -> (Tensor grad_x, Tensor grad_weight)");
 
+  define("rms_norm_gated(Tensor x, Tensor gate, Tensor weight, float eps, bool sigmoid) -> (Tensor y, Tensor rstd)");
+  define("rms_norm_gated_backward(Tensor grad_y, Tensor x, Tensor gate, Tensor weight, Tensor rstd, bool sigmoid)"
+         " -> (Tensor grad_x, Tensor grad_gate, Tensor grad_weight)");
+
+  define("causal_conv1d(Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor? cu_seqlens) -> Tensor");
+  define("causal_conv1d_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor? bias, bool silu, Tensor? cu_seqlens)"
+         " -> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)");
+
+  define("gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state,"
+         " Tensor? cu_seqlens, float scale, bool qk_l2norm, bool return_final_state)"
+         " -> (Tensor out, Tensor final_state, Tensor checkpoints)");
+  define("gated_delta_rule_backward(Tensor grad_out, Tensor? grad_final_state, Tensor q, Tensor k, Tensor v, Tensor g,"
+         " Tensor beta, Tensor? initial_state, Tensor? cu_seqlens, Tensor checkpoints, float scale, bool qk_l2norm)"
+         " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_g, Tensor grad_beta,"
+         " Tensor grad_initial_state)");
+
   define("rotary(Tensor q, Tensor k, Tensor cos, Tensor sin, bool interleaved) -> (Tensor q_out, Tensor k_out)");
   define("rotary_backward(Tensor grad_q_out, Tensor grad_k_out, Tensor cos, Tensor sin, bool interleaved,"
          " ScalarType q_dtype) -> (Tensor grad_q, Tensor grad_k)");

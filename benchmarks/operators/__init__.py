@@ -5,26 +5,32 @@ from collections.abc import Iterator
 from benchmarks.case import Case
 from benchmarks.operators import (
     adamw,
+    causal_conv1d,
     flash_attention,
     fused_experts,
+    gated_delta_rule,
     grouped_gemm,
     linear_cross_entropy,
     moe_unpermute,
     newton_schulz,
     rms_norm,
+    rms_norm_gated,
     rotary,
     swiglu,
 )
 
 OPERATORS = {
     "adamw_step_": adamw,
+    "causal_conv1d": causal_conv1d,
     "flash_attention": flash_attention,
     "fused_experts": fused_experts,
+    "gated_delta_rule": gated_delta_rule,
     "grouped_gemm": grouped_gemm,
     "linear_cross_entropy": linear_cross_entropy,
     "moe_unpermute": moe_unpermute,
     "newton_schulz": newton_schulz,
     "rms_norm": rms_norm,
+    "rms_norm_gated": rms_norm_gated,
     "rotary": rotary,
     "swiglu": swiglu,
 }

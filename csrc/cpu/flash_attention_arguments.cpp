@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "common/sequences.h"
+
 namespace mindspeed::cpu {
 namespace {
 
@@ -24,22 +26,6 @@ void check_shapes(const char* op, const Tensor& q, const Tensor& k, const Tensor
   MINDSPEED_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), op,
                   ": q, k and v must have one dtype, but have ", q.scalar_type(), ", ", k.scalar_type(), " and ",
                   v.scalar_type());
-}
-
-std::vector<int64_t> integers(const char* op, const char* name, const Tensor& tensor) {
-  MINDSPEED_CHECK(tensor.is_cpu() && tensor.dim() == 1 &&
-                      (tensor.scalar_type() == ScalarType::Int || tensor.scalar_type() == ScalarType::Long),
-                  op, ": ", name, " must be one dimension of int32 or int64 on the CPU, but is ", shape(tensor), " of ",
-                  tensor.scalar_type());
-  const Tensor wide = torch::stable::contiguous(torch::stable::to(tensor, ScalarType::Long));
-  const int64_t* data = wide.const_data_ptr<int64_t>();
-  return {data, data + wide.numel()};
-}
-
-void check_boundaries(const char* op, const char* name, const std::vector<int64_t>& boundaries, int64_t tokens) {
-  const bool ascending = std::is_sorted(boundaries.begin(), boundaries.end());
-  MINDSPEED_CHECK(!boundaries.empty() && ascending && boundaries.front() >= 0 && boundaries.back() <= tokens, op, ": ",
-                  name, " must ascend within the ", tokens, " tokens");
 }
 
 std::vector<AttentionSequence> packed_sequences(const char* op, int64_t query_tokens, int64_t key_tokens,

@@ -278,7 +278,7 @@ void flash_attention_delta_kernel(const FlashAttentionDelta& args, int64_t begin
 void flash_attention_backward_kernel(const FlashAttentionBackward& args, int64_t begin, int64_t end) {
   with_type(args.problem.type, [&](auto element) {
     using T = decltype(element);
-    const Workspace workspace(BackwardTile<T>(args, nullptr).size());
+    const FloatBuffer workspace(BackwardTile<T>(args, nullptr).size());
     BackwardTile<T> runner(args, workspace.data());
     for (int64_t item = begin; item < end; ++item) runner.run(item);
   });

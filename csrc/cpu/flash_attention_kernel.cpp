@@ -179,7 +179,7 @@ class ForwardItem {
 void flash_attention_forward_kernel(const FlashAttentionForward& args, int64_t begin, int64_t end) {
   with_type(args.problem.type, [&](auto element) {
     using T = decltype(element);
-    const Workspace workspace(ForwardItem<T>(args, nullptr).size());
+    const FloatBuffer workspace(ForwardItem<T>(args, nullptr).size());
     ForwardItem<T> runner(args, workspace.data());
     for (int64_t item = begin; item < end; ++item) runner.run(item);
   });

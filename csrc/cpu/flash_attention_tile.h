@@ -5,9 +5,9 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdlib>
 
-#include "common/gemm_pack.h"
+#include "common/float_buffer.h"
+#include "common/gemm_panels.h"
 #include "common/vec_math.h"
 #include "flash_attention.h"
 
@@ -16,58 +16,11 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-constexpr int64_t round_down(int64_t value, int64_t unit) { return value / unit * unit; }
-
-// Memory of one thread, handed out in pieces aligned to cache lines. Without a base it only counts.
-class Carver {
- public:
-  explicit Carver(float* base) : base_(base) {}
-
-  float* take(int64_t floats) {
-    float* piece = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += round_up(floats, 16);
-    return piece;
-  }
-
-  int64_t used() const { return used_; }
-
- private:
-  float* base_;
-  int64_t used_ = 0;
-};
-
-class Workspace {
- public:
-  explicit Workspace(int64_t floats)
-      : memory_(static_cast<float*>(std::aligned_alloc(64, std::max<int64_t>(64, floats * sizeof(float))))) {
-    if (memory_ == nullptr) std::abort();
-  }
-  ~Workspace() { std::free(memory_); }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-
-  float* data() const { return memory_; }
-
- private:
-  float* memory_;
-};
-
-// ---- Operands. A packed matrix is panels of `width` rows or columns, each panel_size(units, width) long.
-
-constexpr int64_t packed_size(int64_t strips, int64_t units, int width) {
-  return round_up(strips, width) / width * panel_size(units, width);
-}
+// ---- Operands.
 
 // What units are made of.
 template <class T>
 using Packed = std::conditional_t<kDepthPerUnit<T> == 2, T, float>;
-
-// The left operand of a product: row r's unit u is data[r * row_stride + u * unit_stride].
-struct LeftOperand {
-  const float* data;
-  int64_t row_stride, unit_stride;
-};
 
 #if defined(__AVX512BF16__)
 template <int... lane>
@@ -97,19 +50,6 @@ void store_row_pair(float* to, Vec first, Vec second) {
     store(to, first, AllLanes{});
     store(to + kLanes, second, AllLanes{});
   }
-}
-
-// A tile of `vectors` vectors of columns; finish(row, vector, sum) takes each of the sums.
-template <class T, int vectors = kTileVectors, class Finish>
-void multiply(int64_t count, int64_t units, LeftOperand a, const float* b, Finish&& finish) {
-  if constexpr (vectors > 1)
-    if (count < vectors) return multiply<T, vectors - 1>(count, units, a, b, finish);
-  Vec sum[kTileRows][vectors] = {};
-  multiply_units<T>(units, a.data, a.row_stride, a.unit_stride, b, sum);
-#pragma GCC unroll 8
-  for (int r = 0; r < kTileRows; ++r)
-#pragma GCC unroll 3
-    for (int v = 0; v < vectors; ++v) finish(r, v, sum[r][v]);
 }
 
 // kTileRows rows of a product: which part of it to compute.

@@ -4,6 +4,7 @@
 // forward pass only rstd, one number per row, is kept.
 #include "rms_norm.h"
 
+#include "chunk_sum.h"
 #include "common/cache.h"
 #include "common/parallel.h"
 #include "common/tensor.h"
@@ -91,18 +92,6 @@ std::tuple<Tensor, Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& r
   return {y, sum, rstd};
 }
 
-// The weight's gradient adds up over all rows. Chunks of them add up on their own, and the chunks' sums in order, so
-// that the number of threads does not show in the result.
-struct Chunks {
-  int64_t count, rows_per_chunk;
-
-  explicit Chunks(int64_t rows) {
-    constexpr int64_t kMaxChunks = 64, kMinRows = 16;
-    rows_per_chunk = std::max(kMinRows, (rows + kMaxChunks - 1) / kMaxChunks);
-    count = (rows + rows_per_chunk - 1) / rows_per_chunk;
-  }
-};
-
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const std::optional<Tensor>& grad_sum,
                                              const Tensor& x, const std::optional<Tensor>& weight, const Tensor& rstd,
                                              bool zero_centered, bool round_before_weight, bool weight_gradient) {
@@ -145,13 +134,13 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad_y, const std::op
                    .partial_weight = weight_gradient ? partial.mutable_data_ptr<float>() : nullptr,
                });
   if (weight_gradient)
-    run_parallel(rms_norm_weight_gradient_kernel, hidden, chunks.count,
-                 RmsNormWeightGradient{
+    run_parallel(chunk_sum_kernel, hidden, chunks.count,
+                 ChunkSum{
                      .chunks = chunks.count,
-                     .hidden = hidden,
-                     .partial_weight = partial.const_data_ptr<float>(),
-                     .weight_type = dtype_of(*weight, op, "weight"),
-                     .grad_weight = grad_weight.mutable_data_ptr(),
+                     .columns = hidden,
+                     .partial = partial.const_data_ptr<float>(),
+                     .type = dtype_of(*weight, op, "weight"),
+                     .total = grad_weight.mutable_data_ptr(),
                  });
   return {grad_x, grad_weight};
 }

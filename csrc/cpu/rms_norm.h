@@ -35,16 +35,7 @@ struct RmsNormBackward {
   float* partial_weight;  // [chunks, hidden]; nullptr: the weight needs no gradient
 };
 
-// The weight's gradient, the sum over chunks. Items are columns.
-struct RmsNormWeightGradient {
-  int64_t chunks, hidden;
-  const float* partial_weight;  // [chunks, hidden]
-  DType weight_type;
-  void* grad_weight;  // [hidden]
-};
-
 MINDSPEED_KERNEL(rms_norm_forward_kernel, RmsNormForward)
 MINDSPEED_KERNEL(rms_norm_backward_kernel, RmsNormBackward)
-MINDSPEED_KERNEL(rms_norm_weight_gradient_kernel, RmsNormWeightGradient)
 
 }  // namespace mindspeed::cpu

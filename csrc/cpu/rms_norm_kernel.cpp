@@ -96,17 +96,4 @@ void rms_norm_backward_kernel(const RmsNormBackward& args, int64_t begin, int64_
   });
 }
 
-void rms_norm_weight_gradient_kernel(const RmsNormWeightGradient& args, int64_t begin, int64_t end) {
-  with_type(args.weight_type, [&](auto element) {
-    using W = decltype(element);
-    W* grad_weight = static_cast<W*>(args.grad_weight) + begin;
-    const float* partial = args.partial_weight + begin;
-    for_each_vector(end - begin, [&](int64_t i, auto lanes) {
-      Vec total = {};
-      for (int64_t chunk = 0; chunk < args.chunks; ++chunk) total += load(partial + chunk * args.hidden + i, lanes);
-      store(grad_weight + i, total, lanes);
-    });
-  });
-}
-
 }  // namespace mindspeed::cpu::MINDSPEED_ISA

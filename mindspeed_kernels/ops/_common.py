@@ -24,6 +24,11 @@ def has_kernel(*tensors: Tensor | None, call: tuple[Any, ...] = ()) -> bool:
     return all(t is None or (t.device.type == "cpu" and t.dtype in KERNEL_DTYPES) for t in tensors)
 
 
+def on_host(tensor: Tensor | None) -> Tensor | None:
+    """What a kernel reads while it is set up lies in the host's memory."""
+    return None if tensor is None else tensor.cpu()
+
+
 def reference_gradients(
     reference: Callable[..., Any],
     inputs: Sequence[Tensor | None],

@@ -16,6 +16,12 @@ from torch import Tensor
 from mindspeed_kernels.reference._common import widened as _widened
 from mindspeed_kernels.reference.adamw import adamw_step_
 from mindspeed_kernels.reference.flash_attention import flash_attention, flash_attention_backward
+from mindspeed_kernels.reference.linear_attention import (
+    GateActivation,
+    causal_conv1d,
+    gated_delta_rule,
+    rms_norm_gated,
+)
 from mindspeed_kernels.reference.linear_cross_entropy import (
     cross_entropy,
     cross_entropy_gradient,
@@ -25,19 +31,23 @@ from mindspeed_kernels.reference.moe import fused_experts, grouped_gemm, moe_per
 from mindspeed_kernels.reference.newton_schulz import newton_schulz
 
 __all__ = [
+    "GateActivation",
     "adamw_step_",
     "add_rms_norm",
+    "causal_conv1d",
     "cross_entropy",
     "cross_entropy_gradient",
     "flash_attention",
     "flash_attention_backward",
     "fused_experts",
+    "gated_delta_rule",
     "grouped_gemm",
     "linear_cross_entropy",
     "moe_permute",
     "moe_unpermute",
     "newton_schulz",
     "rms_norm",
+    "rms_norm_gated",
     "rotary",
     "swiglu",
 ]

@@ -18,14 +18,17 @@ OPERATOR_TESTS = [
     str(TESTS / f"test_{name}.py")
     for name in (
         "adamw",
+        "causal_conv1d",
         "conversion",
         "flash_attention",
         "flash_attention_masks",
         "fused_experts",
+        "gated_delta_rule",
         "grouped_gemm",
         "linear_cross_entropy",
         "moe_permute",
         "rms_norm",
+        "rms_norm_gated",
         "rotary",
         "swiglu",
     )

@@ -13,9 +13,14 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward a
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as apply_interleaved
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
+from transformers.models.qwen3_next.modeling_qwen3_next import (
+    Qwen3NextRMSNorm,
+    Qwen3NextRMSNormGated,
+    torch_recurrent_gated_delta_rule,
+)
 
 from mindspeed_kernels import reference
 
@@ -108,3 +113,34 @@ def test_gradients_of_the_definitions() -> None:
         leaves = tuple(t.clone().requires_grad_() for t in inputs)
         assert torch.autograd.gradcheck(function, leaves)
         assert torch.autograd.gradgradcheck(function, leaves)
+
+
+@pytest.mark.parametrize(
+    ("module", "activation"), [(Qwen3NextRMSNormGated, "silu"), (KimiLinearRMSNormGated, "sigmoid")]
+)
+def test_rms_norm_gated(module, activation: str) -> None:
+    """In float32: in half precision Qwen3-Next rounds twice more."""
+    torch.manual_seed(6)
+    norm = module(64, eps=1e-5)
+    nn.init.normal_(norm.weight)
+    x, gate = torch.randn(2, 50, 64)
+    actual = reference.rms_norm_gated(x, gate, norm.weight, eps=1e-5, activation=activation)
+    torch.testing.assert_close(actual, norm(x, gate), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("qk_l2norm", [False, True])
+def test_gated_delta_rule(qk_l2norm: bool) -> None:
+    """transformers works in float32."""
+    torch.manual_seed(7)
+    q, k = torch.randn(2, 2, 20, 2, 8) / 8**0.5
+    v, initial_state = torch.randn(2, 20, 4, 6), torch.randn(2, 4, 8, 6)
+    g, beta = -torch.rand(2, 20, 4), torch.rand(2, 20, 4)
+    out, state = torch_recurrent_gated_delta_rule(
+        q, k, v, g, beta, initial_state=initial_state, output_final_state=True, use_qk_l2norm_in_kernel=qk_l2norm
+    )
+    arguments = (t.double() for t in (q, k, v, g, beta))
+    actual = reference.gated_delta_rule(
+        *arguments, qk_l2norm=qk_l2norm, initial_state=initial_state, return_final_state=True
+    )
+    for a, e in zip(actual, (out, state), strict=True):
+        torch.testing.assert_close(a, e.double(), rtol=1e-5, atol=1e-5)

@@ -26,6 +26,8 @@ PACKED = tuple(t.detach().flatten(0, 1).requires_grad_() for t in QKV)
 ENDS = (torch.tensor([0, 3, 10]), torch.tensor([0, 6, 12]))
 ATTENDED = (rand(2, 5, 4, 12), rand(2, 4, 5), *QKV, rand(2, 5, 4, 12), rand(2, 4, 5))
 ROTATED = (heads(2, 4, 5, 8), heads(2, 2, 5, 8), rand(1, 5, 6, grad=False), rand(1, 5, 6, grad=False))
+CONVOLVED = (rand(2, 5, 8), rand(2, 5, 8), rand(8, 4))
+REMEMBERED = (rand(2, 5, 2, 6), rand(2, 5, 2, 6), rand(2, 5, 4, 3), rand(2, 5, 4), rand(2, 5, 4))
 OFFSETS = torch.tensor([2, 2, 4], dtype=torch.int32)
 SOURCE = torch.tensor([1, 3, 0, -1])  # two tokens, top 2
 ROUTED = (rand(5, 8), torch.tensor([[0, 2], [1, 0], [5, 2], [0, 1], [2, 1]]), rand(5, 2))
@@ -34,6 +36,13 @@ GPT_OSS_EXPERTS = (*ROUTED, rand(3, 8, 12), rand(3, 12), rand(3, 6, 8), rand(3, 
 TARGETS = torch.tensor([2, -100, 6])
 LOSS = (TARGETS, -100, 5.0, 0.1, 0.01)
 CALLS = {
+    "causal_conv1d": (OPS.causal_conv1d, (rand(2, 5, 8), rand(8, 4), rand(8), True, None)),
+    "causal_conv1d, packed": (OPS.causal_conv1d, (rand(2, 5, 8), rand(8, 4), None, False, torch.tensor([1, 4, 9]))),
+    "causal_conv1d_backward": (OPS.causal_conv1d_backward, (*CONVOLVED, rand(8), True, None)),
+    "causal_conv1d_backward without bias": (
+        OPS.causal_conv1d_backward,
+        (*CONVOLVED, None, False, torch.tensor([1, 4, 9])),
+    ),
     "flash_attention_forward": (OPS.flash_attention_forward, (*QKV, rand(4), None, None, None, 0.3, True, 3, 2.0)),
     "flash_attention_forward, packed": (
         OPS.flash_attention_forward,
@@ -58,6 +67,28 @@ CALLS = {
         OPS.fused_experts_backward,
         (rand(5, 8), rand(10, 12), *GPT_OSS_EXPERTS, False),
     ),
+    "gated_delta_rule": (OPS.gated_delta_rule, (*REMEMBERED, None, None, 0.3, True, False)),
+    "gated_delta_rule, packed": (
+        OPS.gated_delta_rule,
+        (*REMEMBERED, rand(3, 4, 6, 3), torch.tensor([0, 1, 1, 10]), 0.3, False, True),
+    ),
+    "gated_delta_rule_backward": (
+        OPS.gated_delta_rule_backward,
+        (rand(2, 5, 4, 3), None, *REMEMBERED, None, None, rand(0, 4, 6, 3), 0.3, True),
+    ),
+    "gated_delta_rule_backward, packed": (
+        OPS.gated_delta_rule_backward,
+        (
+            rand(2, 5, 4, 3),
+            rand(3, 4, 6, 3),
+            *REMEMBERED,
+            rand(3, 4, 6, 3),
+            torch.tensor([0, 1, 1, 10]),
+            rand(0, 4, 6, 3),
+            0.3,
+            False,
+        ),
+    ),
     "grouped_gemm": (OPS.grouped_gemm, (rand(5, 8), rand(3, 6, 8), OFFSETS, False)),
     "grouped_gemm, transposed": (OPS.grouped_gemm, (rand(5, 8), rand(3, 8, 6), OFFSETS, True)),
     "grouped_gemm_weight_gradient": (OPS.grouped_gemm_weight_gradient, (rand(5, 6), rand(5, 8), OFFSETS, False)),
@@ -77,6 +108,11 @@ CALLS = {
     "rms_norm_backward without weight": (
         OPS.rms_norm_backward,
         (rand(2, 8), None, rand(2, 8), None, torch.rand(2), False, True, False),
+    ),
+    "rms_norm_gated": (OPS.rms_norm_gated, (rand(2, 3, 8), rand(2, 3, 8), rand(8, dtype=HALF), 1e-6, False)),
+    "rms_norm_gated_backward": (
+        OPS.rms_norm_gated_backward,
+        (rand(2, 8), rand(2, 8), rand(2, 8), rand(8), torch.rand(2), True),
     ),
     "rotary": (OPS.rotary, (*ROTATED, False)),
     "rotary, strided": (OPS.rotary, (rand(2, 4, 5, 16)[..., ::2], *ROTATED[1:], True)),
@@ -115,11 +151,14 @@ CALLS = {
     "swiglu_backward, concatenated": (OPS.swiglu_backward, (rand(3, 4), rand(3, 8), None)),
 }
 NOT_DIFFERENTIABLE = (
+    "causal_conv1d_backward",
     "flash_attention_backward",
     "fused_experts_backward",
+    "gated_delta_rule_backward",
     "linear_cross_entropy_backward",
     "moe_unpermute_backward",
     "rms_norm_backward",
+    "rms_norm_gated_backward",
     "swiglu_backward",
 )
 
@@ -146,15 +185,19 @@ class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = torch.nn.Parameter(torch.rand(32)), torch.nn.Parameter(torch.rand(32))
+        self.filters = torch.nn.Parameter(torch.rand(32, 4))
         self.project = torch.nn.Linear(32, 64)
         self.router, self.experts = torch.nn.Linear(32, 3), torch.nn.Parameter(torch.rand(3, 32, 32) / 32)
         self.gate_up = torch.nn.Parameter(torch.rand(3, 64, 32) / 32)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y = kernels.rms_norm(x, self.first)
+        y = kernels.rms_norm_gated(y, kernels.causal_conv1d(y, self.filters, self.first), self.second)
         q = y.unflatten(-1, (4, 8))  # [batch, seq, heads, head_dim]
         q, k = (t.transpose(1, 2) for t in kernels.rotary(q.transpose(1, 2), q[..., :2, :].transpose(1, 2), cos, sin))
         attended = kernels.flash_attention(q, k, k.flip(-1), window=4)
+        decay = -x.square()[..., :4]
+        attended = attended + kernels.gated_delta_rule(q, q.sin(), attended, decay, decay.exp(), qk_l2norm=True)
         y, total = kernels.rms_norm(attended.flatten(-2), self.second, residual=x)
         total = total + kernels.swiglu(self.project(y))
         tokens = total.flatten(0, 1)

@@ -4,9 +4,9 @@
 // multiplied as such (gemm_tile.h); otherwise half precision is widened while it is packed.
 #pragma once
 
-#include <new>
 #include <type_traits>
 
+#include "float_buffer.h"
 #include "gemm_pack.h"
 
 namespace mindspeed::cpu::MINDSPEED_ISA {
@@ -18,22 +18,6 @@ namespace {
 constexpr int64_t kBlockUnits = 512;
 constexpr int64_t kBlockRows = 16 * kTileRows;
 constexpr int64_t kBlockColumns = 1056 / kTileColumns * kTileColumns;
-
-// Floats in the memory of one kernel call, aligned to cache lines.
-class FloatBuffer {
- public:
-  explicit FloatBuffer(int64_t size)
-      : data_(static_cast<float*>(::operator new(static_cast<size_t>(size) * sizeof(float), kAlignment))) {}
-  ~FloatBuffer() { ::operator delete(data_, kAlignment); }
-  FloatBuffer(const FloatBuffer&) = delete;
-  FloatBuffer& operator=(const FloatBuffer&) = delete;
-
-  float* data() const { return data_; }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  float* data_;
-};
 
 // What one thread packs operands into. A kernel makes one for all its products.
 struct GemmBuffers {
