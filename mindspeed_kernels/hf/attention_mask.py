@@ -86,11 +86,16 @@ def separate_documents(mask: AttentionMask, position_ids: Tensor, batch: int) ->
     Some models make their masks without position ids (gpt-oss, Granite): there packed documents see each other with
     every implementation of transformers.
     """
+    ends = ends_of_documents(position_ids, batch)
+    return mask if ends is None else replace(mask, cu_seqlens_q=ends, cu_seqlens_k=ends)
+
+
+def ends_of_documents(position_ids: Tensor, batch: int) -> Tensor | None:
+    """`cu_seqlens` of the documents in the flattened `[batch, seq]`; None if no row has more than one."""
     documents = masking_utils.find_packed_sequence_indices(position_ids)
     if documents is None:
-        return mask
-    ends = _ends_of_runs(_rows(batch, documents.shape[1], documents.device, documents.expand(batch, -1)[..., None]))
-    return replace(mask, cu_seqlens_q=ends, cu_seqlens_k=ends)
+        return None
+    return _ends_of_runs(_rows(batch, documents.shape[1], documents.device, documents.expand(batch, -1)[..., None]))
 
 
 @dataclass

@@ -9,14 +9,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mindspeed_kernels.hf import experts, prove, rms_norm, rotary, swiglu
+from mindspeed_kernels.hf import (
+    documents,
+    experts,
+    linear_attention,
+    prove,
+    rms_norm,
+    rms_norm_gated,
+    rotary,
+    swiglu,
+)
 from mindspeed_kernels.hf.prove import Proof
 from mindspeed_kernels.hf.replace import Fusion, fuse, fusion_of
 from mindspeed_kernels.hf.report import Report, Site
 
 
 class Operator(Protocol):
-    """What a module of an operator (rms_norm.py, rotary.py, swiglu.py, experts.py) has."""
+    """What a module of an operator (rms_norm.py, rotary.py, linear_attention.py, …) has."""
 
     name: str
 
@@ -29,13 +38,17 @@ class Operator(Protocol):
         ...
 
 
-OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (rms_norm, rotary, swiglu, experts)}
+OPERATORS: dict[str, Operator] = {
+    operator.name: operator
+    for operator in (rms_norm, rotary, swiglu, experts, rms_norm_gated, linear_attention, documents)
+}
 
 
 def apply(
     model: nn.Module, ops: Literal["auto"] | Iterable[str] = "auto", *, device: torch.device | None = None
 ) -> Report:
-    """Replace RMSNorms, rotary embeddings, SwiGLUs and experts of a Hugging Face model by fused operators, if proved.
+    """Replace parts of a Hugging Face model by fused operators, if proved: norms, rotary embeddings, SwiGLUs, experts
+    and linear attention.
 
     Sites are found by structure, in any model. The original and the fused computation of each distinct kind of site run
     once, forward and backward, on small random inputs and weights, in float32 and bfloat16; the fused one is kept if
@@ -46,7 +59,8 @@ def apply(
 
     Args:
         model: any module; nothing is read but its structure, so its weights may be on the meta device.
-        ops: "auto" for all, or some of "rms_norm", "rotary", "swiglu", "experts".
+        ops: "auto" for all, or some of "rms_norm", "rotary", "swiglu", "experts", "rms_norm_gated", "linear_attention",
+            "documents" (in packed rows, for linear attention).
         device: where to compare; by default where the module's parameters are, the CPU for those on the meta device.
 
     Returns:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import mindspeed_kernels
-from mindspeed_kernels.hf import prove
+from mindspeed_kernels.hf import prove, rms_norm_gated
 from mindspeed_kernels.hf.prove import Proof
 from mindspeed_kernels.hf.sites import fingerprint, takes_one_tensor
 from mindspeed_kernels.reference import CastOrder
@@ -48,7 +48,7 @@ def site(module: nn.Module) -> Hashable | None:
     weights = list(module.parameters(recurse=False))
     if any(w.dim() != 1 for w in weights) or (not weights and not takes_one_tensor(module)):
         return None
-    return fingerprint(module)
+    return None if rms_norm_gated.site(module) else fingerprint(module)
 
 
 def proof(module: nn.Module, device: torch.device) -> Proof:

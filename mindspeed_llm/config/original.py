@@ -42,7 +42,7 @@ _CHUNKS = "chunked micro-batches are not supported; use training.gradient_accumu
 _PLACEMENT = "parameters are always sharded by their first dimension"
 _PROFILE = "profiles are written as text, in full"
 _MODEL = "the operators of this model family are not supported"
-_GDN = "fused linear attention is not supported yet; the model's own code computes it"
+_GDN = "linear attention has one fused implementation, see optimization.use_flash_gdn and use_fused_rmsnorm"
 
 ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "inference": OriginalKey("this program trains; generate with transformers from the exported hf/ folder"),
@@ -113,7 +113,6 @@ ORIGINAL_KEYS: dict[str, OriginalKey] = {
     "optimization.pre_tokens": OriginalKey(_MODEL, ANY),
     "optimization.next_tokens": OriginalKey(_MODEL, ANY),
     "optimization.use_triton_gdn": OriginalKey(_GDN, OFF),
-    "optimization.use_flash_gdn": OriginalKey(_GDN, OFF),
     "optimization.use_triton_rmsnormgated": OriginalKey(_GDN, OFF),
     "optimization.gdn_chunk_size": OriginalKey(_GDN, ANY),
 }

@@ -349,13 +349,16 @@ class OptimizationConfig(Section):
     """Fused operators. Each is used only where it was proved equal to the model's own code."""
 
     use_fused_rmsnorm: Bool = True
-    """Fused RMSNorm."""
+    """Fused RMSNorm, with and without a gate."""
     use_fused_rotary_pos_emb: Bool = True
     """Fused rotary position embedding."""
     use_fused_swiglu: Bool = True
     """Fused SwiGLU."""
     use_flash_attn: Bool = True
     """Fused attention on a CPU or NPU, unless `model.attn_implementation` names another."""
+    use_flash_gdn: Bool = True
+    """Fused linear attention (gated delta rule and convolution), which also keeps packed documents apart; not under
+    context parallelism."""
     fix_router: Bool = False
     """Send tokens to all experts in turn, whatever the router says: equal loads, for benchmarks only."""
     moe_grouped_gemm: Bool = True

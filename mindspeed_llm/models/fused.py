@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mindspeed_kernels import hf
-from mindspeed_llm.config import Config, OptimizationConfig
+from mindspeed_llm.config import Config
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.foundation import device as devices
 
@@ -17,7 +17,7 @@ def fuse_operators(model: PreTrainedModel, config: Config, device: torch.device)
     Raises ConfigError if the model must have fused attention and cannot.
     """
     _fuse_attention(model, config, device)
-    ops = [name for name, wanted in _switches(config.optimization).items() if wanted]
+    ops = [name for name, wanted in _switches(config).items() if wanted]
     if ops:
         hf.apply(model, ops=ops)  # prints what it did, and warns where it would not
 
@@ -34,10 +34,15 @@ def _fuse_attention(model: PreTrainedModel, config: Config, device: torch.device
         raise ConfigError(f"model.attn_implementation: mindspeed is not possible for this model: {why}; leave it out")
 
 
-def _switches(optimization: OptimizationConfig) -> dict[str, bool]:
+def _switches(config: Config) -> dict[str, bool]:
+    optimization = config.optimization
+    linear_attention = optimization.use_flash_gdn and config.parallel.cp_size == 1  # which brings one of its own
     return {
         "rms_norm": optimization.use_fused_rmsnorm,
         "rotary": optimization.use_fused_rotary_pos_emb,
         "swiglu": optimization.use_fused_swiglu,
         "experts": optimization.moe_grouped_gemm,
+        "rms_norm_gated": optimization.use_fused_rmsnorm,
+        "linear_attention": linear_attention,
+        "documents": linear_attention,
     }

@@ -32,6 +32,10 @@ class Family:
     swiglu: int
     options: dict[str, Any] = field(default_factory=dict)
     experts: int = 0
+    rms_norm_gated: int = 0
+    linear_attention: int = 0
+    documents: int = 0
+    gradient_tolerance: float = 1e-5
 
 
 FAMILIES = {
@@ -41,7 +45,7 @@ FAMILIES = {
     "qwen3": Family("qwen3", 9, 2, 2),  # q_norm and k_norm
     # One dense layer and one with experts.
     "qwen3_moe": Family("qwen3_moe", 9, 2, 1, _EXPERTS | {"mlp_only_layers": [0]}, experts=1),
-    # Zero-centred norms, gated norms (no sites), partial rotary in the one layer with attention, shared experts.
+    # Zero-centred norms, partial rotary in the one layer with attention, shared experts; linear attention in the other.
     "qwen3_next": Family(
         "qwen3_next",
         7,
@@ -57,6 +61,10 @@ FAMILIES = {
             "linear_value_head_dim": 8,
         },
         experts=2,
+        rms_norm_gated=1,
+        linear_attention=1,
+        documents=1,
+        gradient_tolerance=2e-5,  # transformers' own gradient of dt_bias is up to 1.3e-5 off float64's, ours 5e-6
     ),
     # Zero-centred norms that round once, four a layer; GELU.
     "gemma3": Family("gemma3_text", 13, 2, 0, {"query_pre_attn_scalar": 16}),

@@ -8,7 +8,7 @@ import torch
 from mindspeed_kernels import hf
 from tests.kernels.hf.models import FAMILIES, build, distance, run, tokens
 
-OPS = ("rms_norm", "rotary", "swiglu", "experts")
+OPS = ("rms_norm", "rotary", "swiglu", "experts", "rms_norm_gated", "linear_attention", "documents")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -25,7 +25,7 @@ def test_sites_and_results(family):
     fused_logits, fused_gradients = run(model)
     # Rounding errors of float32 (6e-8 each) add up over two layers and the sums in them.
     assert distance({"logits": fused_logits}, {"logits": logits}) < 5e-6
-    assert distance(fused_gradients, gradients) < 1e-5
+    assert distance(fused_gradients, gradients) < spec.gradient_tolerance
 
     report.restore()
     restored_logits, restored_gradients = run(model)
