@@ -94,8 +94,8 @@ class DataConfig(Section):
     drop_overlong: Bool = False
     """Leave out conversations that are longer than `cutoff_len` instead of cutting them off."""
     tool_format: str | None = None
-    """How tool calls are written (`default`, `qwen`, `llama3`, `mistral`, `glm4`, `minimax1`, `minimax2`); null: as the
-    template does."""
+    """How tool calls are written (`default`, `qwen`, `llama3`, `mistral`, `glm4`, `minimax1`, `minimax2`, `deepseek`,
+    `kimi`, `harmony`); null: as the template does."""
     default_system: str | None = None
     """System prompt of conversations that have none; null: the template's."""
     enable_thinking: Bool | None = True

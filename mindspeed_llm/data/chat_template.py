@@ -19,11 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from mindspeed_llm.data.conversation import Conversation, Message, RowError
+from mindspeed_llm.data.conversation import Conversation, Message, RowError, check_text
 from mindspeed_llm.data.encode import IGNORE_INDEX, Document, EncodeOptions, truncated_lengths
 from mindspeed_llm.data.templates import THINK, Style
 from mindspeed_llm.errors import DataError
@@ -69,7 +68,7 @@ class ChatTemplateEncoder:
                 rendered.append(self._render_parts(conversation))
             except RowError as error:
                 rendered.append(error)
-            except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            except Exception as error:  # whatever a template of the model's makes of data it was not written for
                 rendered.append(RowError(f"the tokenizer's chat template refuses it: {error}"))
         renderings = [part for parts in rendered if not isinstance(parts, RowError) for part in parts]
         documents = iter(self._documents(renderings))
@@ -85,7 +84,7 @@ class ChatTemplateEncoder:
         list(conversation.exchanges())  # checks the order of roles
         parts: list[_Rendering] = []
         for answer in answers[-1:] if self.options.mask_history else answers:
-            text = self._render(messages[: answer + 1], tools)
+            text = check_text(self._render(messages[: answer + 1], tools))
             span = (self._answer_start(messages[:answer], messages[answer], tools, text), len(text))
             if parts and text.startswith(parts[-1].text):
                 parts[-1].text = text

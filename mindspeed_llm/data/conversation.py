@@ -13,6 +13,16 @@ class RowError(ValueError):
     """One row of the data cannot be used; the message says why. The row is skipped, reported and counted."""
 
 
+def check_text(text: str) -> str:
+    """The text itself; raises ``RowError`` if it cannot be tokenised, as what a JSON ``"\\ud800"`` becomes."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RowError(f"character {error.start + 1} of a text, {text[error.start]!r}, is half of a pair") from None
+    return text
+
+
 class ToolCall(NamedTuple):
     """A call that the assistant makes. ``arguments`` is the JSON value, an object in every sane data set."""
 
@@ -48,6 +58,8 @@ class Conversation:
 
     def without_ends(self, end: str) -> Conversation:
         """Without the end token that answers may bring with them: the template writes it, once."""
+        if not end or not any(message.content.endswith(end) for message in self.messages):
+            return self
         messages = (
             replace(message, content=message.content.removesuffix(end)) if message.role == "assistant" else message
             for message in self.messages

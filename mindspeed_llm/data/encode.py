@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mindspeed_llm.data.conversation import Conversation, RowError
+from mindspeed_llm.data.conversation import Conversation, RowError, check_text
 from mindspeed_llm.data.templates import Style, Template, Turn
 from mindspeed_llm.data.tokenise import Tokeniser
 
@@ -59,7 +59,10 @@ class TemplateEncoder:
         rendered: list[list[Turn] | RowError] = []
         for conversation in conversations:
             try:
-                rendered.append(self.template.turns(conversation, self.options.style))
+                turns = self.template.turns(conversation, self.options.style)
+                for piece in (piece for turn in turns for part in turn[:2] for piece in part):
+                    check_text(piece)
+                rendered.append(turns)
             except RowError as error:
                 rendered.append(error)
         usable = [turns for turns in rendered if not isinstance(turns, RowError)]

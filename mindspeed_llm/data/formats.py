@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from mindspeed_llm.data.conversation import Conversation, Message, Role, RowError, ToolCall, merge_runs
@@ -39,9 +39,12 @@ def _alpaca(row: Row, spec: DatasetSpec, llamafactory: bool) -> Conversation:
     prompt_column, response_column = spec.column("prompt"), spec.column("response")
     for column in (prompt_column, response_column):
         if column is not None and column not in row:
-            raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row))}")
+            raise missing_column(column, row)
     messages: list[Message] = []
-    for pair in _optional(row, spec, "history") or []:
+    history = _optional(row, spec, "history") or []
+    if not isinstance(history, list):
+        raise RowError(f"the history is {_shorten(repr(history))}, not a list of pairs of question and answer")
+    for pair in history:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise RowError("an entry of the history is not a pair of question and answer")
         messages.append(Message("user", _text(pair[0], "a question in the history")))
@@ -65,7 +68,7 @@ def _sharegpt(row: Row, spec: DatasetSpec, llamafactory: bool) -> Conversation:
     messages = []
     for position, (tag, turn) in enumerate(turns, start=1):
         if tag not in roles:
-            raise RowError(f"message {position} has the role {tag!r}; known are {', '.join(map(repr, roles))}")
+            raise RowError(f"message {position} has the role {_shorten(repr(tag))}; known are {_names(roles)}")
         content = _text(turn.get(spec.tags["content_tag"]), f"message {position}")
         if tag == spec.tags["function_tag"]:
             text, calls = parse_calls(content, keep_text_arguments=llamafactory)
@@ -89,8 +92,10 @@ def _openai(row: Row, spec: DatasetSpec, llamafactory: bool) -> Conversation:
     messages = []
     for position, (tag, turn) in enumerate(turns, start=1):
         if tag not in roles:
-            raise RowError(f"message {position} has the role {tag!r}; known are {', '.join(map(repr, roles))}")
+            raise RowError(f"message {position} has the role {_shorten(repr(tag))}; known are {_names(roles)}")
         requested = turn.get("tool_calls") or []
+        if not isinstance(requested, list):
+            raise RowError(f"the tool calls of message {position} are not a list but {type(requested).__name__}")
         content = turn.get(spec.tags["content_tag"])
         if content is None and requested:  # the usual way to write a call without text
             content = ""
@@ -98,7 +103,7 @@ def _openai(row: Row, spec: DatasetSpec, llamafactory: bool) -> Conversation:
         if tag == spec.tags["function_tag"] and not requested:
             content, calls = parse_calls(content, keep_text_arguments=llamafactory)
         else:
-            calls = _calls([call.get("function", call) for call in requested], llamafactory)
+            calls = _calls([_called(call) for call in requested], llamafactory)
         messages.append(Message(roles[tag], "" if llamafactory and calls else content, calls))
     return Conversation(tuple(messages), system, tools)
 
@@ -110,12 +115,16 @@ _READERS: dict[str, Callable[[Row, DatasetSpec, bool], Conversation]] = {
 }
 
 
+def _called(call: Any) -> Any:
+    return call.get("function", call) if isinstance(call, Mapping) else call
+
+
 def parse_calls(text: str, *, keep_text_arguments: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
     """Split a function-call message into what is said before it and its calls (a JSON object or a list of them)."""
     match = _CALL.fullmatch(text)
     try:
         value = json.loads(match["json"]) if match else None
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = None
     if match is None or value is None:
         raise RowError(f"a function call is not JSON: {_shorten(text)}")
@@ -131,8 +140,9 @@ def _calls(values: list[Any], keep_text_arguments: bool) -> tuple[ToolCall, ...]
         if isinstance(arguments, str) and not keep_text_arguments:
             try:
                 arguments = json.loads(arguments)
-            except json.JSONDecodeError:
-                raise RowError(f"the arguments of {value['name']!r} are not JSON: {_shorten(arguments)}") from None
+            except (ValueError, RecursionError):
+                name = _shorten(repr(value["name"]))
+                raise RowError(f"the arguments of {name} are not JSON: {_shorten(arguments)}") from None
         calls.append(ToolCall(value["name"], arguments))
     return tuple(calls)
 
@@ -142,12 +152,12 @@ def _system_and_turns(row: Row, spec: DatasetSpec) -> tuple[str, list[tuple[str,
     column = spec.column("messages") or "messages"
     turns = row.get(column)
     if column not in row:
-        raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row))}")
+        raise missing_column(column, row)
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, Mapping) for turn in turns):
         raise RowError(f"column {column!r} is not a list of messages")
     role_tag = spec.tags["role_tag"]
     if role_tag not in turns[0]:
-        raise RowError(f"message 1 has no {role_tag!r}; it has {', '.join(map(repr, turns[0]))}")
+        raise RowError(f"message 1 has no {role_tag!r}; it has {_names(turns[0])}")
     tagged = [(str(turn.get(role_tag)), turn) for turn in turns]
     if tagged[0][0] == spec.tags["system_tag"]:
         return _text(turns[0].get(spec.tags["content_tag"]), "the system message"), tagged[1:]
@@ -165,7 +175,7 @@ def _tools(row: Row, spec: DatasetSpec) -> tuple[dict[str, Any], ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else []
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise RowError(f"column {spec.column('tools')!r} is not JSON: {error}") from None
     if isinstance(value, Mapping):
         value = [value]
@@ -190,6 +200,16 @@ def _thinking_system(system: str, has_tools: bool) -> str:
     return system if "detailed thinking o" in system else f"{system}\ndetailed thinking off"
 
 
+def missing_column(column: str, row: Row) -> RowError:
+    return RowError(f"no column {column!r}; the row has {_names(row)}")
+
+
+def _names(mapping: Mapping[Any, Any]) -> str:
+    """Keys, for a message."""
+    names = [_shorten(repr(key)) for key in islice(mapping, 20)]
+    return ", ".join([*names, "..."] if len(mapping) > 20 else names) or "none"
+
+
 def _optional(row: Row, spec: DatasetSpec, role: str) -> Any:
     column = spec.column(role)
     return row.get(column) if column else None
@@ -202,4 +222,5 @@ def _text(value: Any, what: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return text.encode(errors="backslashreplace").decode()

@@ -39,7 +39,9 @@ def _note(shape: _Shape, value: Any) -> None:
     """Add the keys of a value, and of everything in it."""
     if isinstance(value, dict):
         for key, part in value.items():
-            _note(shape.setdefault(key, {}), part)
+            inner = shape.setdefault(key, {})
+            if isinstance(part, dict | list):
+                _note(inner, part)
     elif isinstance(value, list):
         for item in value:
             _note(shape.setdefault(_ITEMS, {}), item)

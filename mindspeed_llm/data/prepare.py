@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mindspeed_llm.data.conversation import Conversation, RowError
+from mindspeed_llm.data.conversation import Conversation, RowError, check_text
 from mindspeed_llm.data.encode import IGNORE_INDEX, ConversationEncoder, Document, EncodeOptions
-from mindspeed_llm.data.formats import read_conversation
+from mindspeed_llm.data.formats import missing_column, read_conversation
 from mindspeed_llm.data.packing import cut_stream, greedy_knapsack
 from mindspeed_llm.data.report import Problem, Tally
 from mindspeed_llm.data.specs import DatasetSpec
@@ -151,11 +151,11 @@ def read_text(spec: DatasetSpec, row: dict[str, Any] | RowError) -> str:
         raise row
     column = spec.column("prompt") or "text"
     if column not in row:
-        raise RowError(f"no column {column!r}; the row has {', '.join(map(repr, row))}")
+        raise missing_column(column, row)
     text = row[column]
     if not isinstance(text, str):
         raise RowError(f"column {column!r} is not text but {type(text).__name__}")
-    return text
+    return check_text(text)
 
 
 def encode_chunks(

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             append_eod=not options.no_append_eod,
             workers=options.workers,
         )
-    except UserError as error:
+    except (UserError, OSError) as error:  # such as a disk that is full, or a folder that cannot be written
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{options.output_prefix}: {report.documents} documents, {report.tokens} tokens written by this run")

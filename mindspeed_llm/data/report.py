@@ -105,7 +105,7 @@ class Report:
         return [f"{count} {what}" for count, what in counts if count]
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1), encoding="utf-8")
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Report:

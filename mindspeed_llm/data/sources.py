@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,10 +35,13 @@ class Source(Protocol):
 
 def parse_json_line(line: bytes, offset: int) -> Row:
     """The JSON object in a line that begins at ``offset`` of its file."""
+    text = decode_line(line, offset)
     try:
-        value = json.loads(decode_line(line, offset))
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise RowError(f"not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise RowError(f"JSON that cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise RowError(f"not a JSON object but {type(value).__name__}")
     return value
@@ -125,10 +129,18 @@ class ArrowRows:
         return self._table.num_rows
 
     def __getitem__(self, index: int) -> Row:
-        return self._table.slice(index, 1).to_pylist()[0]
+        return table_row(self._table.slice(index, 1))
 
     def where(self, index: int) -> str:
         return f"{self.path}: row {index + 1}"
+
+
+def table_row(table: pa.Table) -> Row:
+    """The only row of a table."""
+    try:
+        return table.to_pylist()[0]
+    except UnicodeDecodeError as error:
+        raise RowError(f"a text of it is not UTF-8: {error.reason}") from None
 
 
 def _decode(path: Path) -> str:
@@ -157,33 +169,46 @@ def _read_json(path: Path) -> Source:
         return Rows(path, json.loads(_decode(path)))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: JSON that cannot be read: {error}") from None
 
 
 def _read_csv(path: Path) -> Source:
+    csv.field_size_limit(2**31 - 1)  # by default a text of 128 KiB is an error
     reader = csv.DictReader(io.StringIO(_decode(path), newline=""))
     rows, lines = [], []
-    for row in reader:
-        rows.append(row)
-        lines.append(reader.line_num)
+    try:
+        for row in reader:
+            rows.append(row)
+            lines.append(reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}") from None
     return Rows(path, rows, lines)
 
 
-def _read_parquet(path: Path) -> Source:
+@contextmanager
+def readable(path: Path, kind: str) -> Iterator[None]:
+    """Turns what PyArrow says of a broken file into one message."""
     try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not {kind} file, or a broken one: {error}") from None
+
+
+def _read_parquet(path: Path) -> Source:
+    with readable(path, "a parquet"):
         return ArrowRows(path, pq.read_table(path, memory_map=True))
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: not a parquet file: {error}") from None
 
 
 def _read_arrow(path: Path) -> Source:
-    mapped = pa.memory_map(str(path))
-    try:
+    with readable(path, "an arrow"):
+        mapped = pa.memory_map(str(path))
         try:
-            return ArrowRows(path, pa.ipc.open_stream(mapped).read_all())
+            table = pa.ipc.open_stream(mapped).read_all()
         except pa.ArrowInvalid:
-            return ArrowRows(path, pa.ipc.open_file(mapped).read_all())
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: not an arrow file: {error}") from None
+            table = pa.ipc.open_file(mapped).read_all()
+        table.validate()
+        return ArrowRows(path, table)
 
 
 _READERS: dict[str, Callable[[Path], Source]] = {

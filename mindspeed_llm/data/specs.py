@@ -104,9 +104,18 @@ def _spec(name: str, entry: Any, folder: Path, where: str, stage: str) -> Datase
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: must be an object with file_name, formatting, columns and tags.")
     _refuse_what_is_not_sft(entry, where)
-    formatting = entry.get("formatting", "alpaca")
+    formatting: Any = entry.get("formatting") or "alpaca"
     if formatting not in get_args(Formatting):
         raise ConfigError(f"{where}: formatting {formatting!r} is not one of {', '.join(get_args(Formatting))}.")
+    for key in ("columns", "tags"):
+        names = entry.get(key) or {}
+        if not isinstance(names, Mapping) or not all(isinstance(name, str | None) for name in names.values()):
+            raise ConfigError(f"{where}: {key} must be an object of names.")
+    if not isinstance(entry["file_name"], str):
+        raise ConfigError(f"{where}: file_name {entry['file_name']!r} is not the path of a file or a folder.")
+    samples = entry.get("num_samples")
+    if samples is not None and (not isinstance(samples, int) or isinstance(samples, bool) or samples < 1):
+        raise ConfigError(f"{where}: num_samples {samples!r} is not a number of rows.")
     columns = {**({"prompt": "text"} if stage == "pt" else _COLUMNS[formatting]), **(entry.get("columns") or {})}
     if "prompt" in (entry.get("columns") or {}) and "query" not in entry["columns"]:
         columns.pop("query", None)  # the prompt is the whole question
@@ -114,16 +123,16 @@ def _spec(name: str, entry: Any, folder: Path, where: str, stage: str) -> Datase
     _check_keys(entry.get("tags") or {}, tuple(_TAGS[formatting]), f"{where}: tags")
     return DatasetSpec(
         name=name,
-        path=_find(str(entry["file_name"]), folder, where),
+        path=_find(entry["file_name"], folder, where),
         formatting=formatting,
         columns=columns,
         tags={**_TAGS[formatting], **(entry.get("tags") or {})},
-        num_samples=entry.get("num_samples"),
+        num_samples=samples,
     )
 
 
 def _refuse_what_is_not_sft(entry: Mapping[str, Any], where: str) -> None:
-    columns = entry.get("columns") or {}
+    columns = entry.get("columns") or ()
     if entry.get("ranking") or any(column in columns for column in _PREFERENCE_COLUMNS):
         raise ConfigError(
             f"{where}: holds preference pairs (ranking), which need a preference loss; this trainer does pretraining "
@@ -155,7 +164,14 @@ def _find(file_name: str, folder: Path, where: str) -> Path:
     """The file as given or in ``dataset_dir``."""
     candidates = [folder / file_name, Path(file_name)]
     for path in candidates:
-        if path.exists():
+        if _exists(path):
             return path
     tried = " or ".join(dict.fromkeys(str(path) for path in candidates))
     raise DataError(f"{where}: file_name {file_name!r}: there is no {tried}.")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or with a null byte in it
+        return False

@@ -25,6 +25,8 @@ from mindspeed_llm.data.sources import (
     open_source,
     parse_json_line,
     parse_text_line,
+    readable,
+    table_row,
 )
 from mindspeed_llm.data.specs import DatasetSpec
 from mindspeed_llm.errors import DataError
@@ -177,15 +179,17 @@ def _read_lines(file: Path, parse: Callable[[bytes, int], Row], offset: int, row
 
 
 def _read_parquet(file: Path, first: int) -> Iterator[_FileRow]:
-    parquet = pq.ParquetFile(file, memory_map=True)
+    with readable(file, "a parquet"):
+        parquet = pq.ParquetFile(file, memory_map=True)
     end = 0
     for group in range(parquet.num_row_groups):
         begin, end = end, end + parquet.metadata.row_group(group).num_rows
         if first < end:
-            table = parquet.read_row_group(group)
+            with readable(file, "a parquet"):
+                table = parquet.read_row_group(group)
             for row in range(max(first, begin), end):
                 record = table.slice(row - begin, 1)
-                yield f"{file}: row {row + 1}", partial(lambda one: one.to_pylist()[0], record), 0, row + 1
+                yield f"{file}: row {row + 1}", partial(table_row, record), 0, row + 1
 
 
 def _read_source(file: Path, first: int) -> Iterator[_FileRow]:

@@ -52,6 +52,8 @@ class IndexedTokens:
         self.identity = (str(index.resolve()), stat.st_size, stat.st_mtime_ns)
         """Of the index file, as long as nobody writes it anew."""
         size = np.dtype(dtype).itemsize
+        if self.lengths.min(initial=0) < 0 or offsets.min(initial=0) < 0 or (offsets % size).any():
+            raise DataError(f"{index} is broken: it has a document of negative length or at no token's place")
         needed = int((offsets + self.lengths.astype(np.int64) * size).max(initial=0))
         if data.stat().st_size < needed:
             raise DataError(f"{data} is cut off: {data.stat().st_size} bytes, {index.name} asks for {needed}")

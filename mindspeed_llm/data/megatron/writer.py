@@ -78,9 +78,12 @@ class IndexedWriter:
         """Bytes of each file that count; none if they are of another data set."""
         try:
             state = json.loads(self._progress.read_text())
-        except (OSError, ValueError):
+            is_ours = state["identity"] == self._identity
+            paths = (self._partial(name) for name in ("bin", "lengths", "bounds"))
+            is_whole = all(path.stat().st_size >= size for path, size in zip(paths, state["sizes"], strict=True))
+        except (OSError, ValueError, KeyError, TypeError):
             return [0, 0, 0]
-        if state["identity"] != self._identity:
+        if not (is_ours and is_whole):
             return [0, 0, 0]
         self.chunks = state["chunks"]
         return state["sizes"]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
 
@@ -135,13 +136,16 @@ class Template:
         calls: tuple[ToolCall, ...] = ()  # of the answer before
         for index, exchange in enumerate(exchanges):
             source = self._prompt(exchange, calls, tools, system if index == 0 else "", style)
-            calls = tuple(call._replace(number=next(numbers)) for call in exchange.answer.calls)
+            answer = exchange.answer
+            calls = tuple(call._replace(number=next(numbers)) for call in answer.calls)
+            if calls:
+                answer = replace(answer, calls=calls)
             if index == 0:
                 source = self._fill(self._prefix(conversation, tools, style), "", style) + source
             elif self.end_of_history and turns[-1].ends_behind:
                 source = [self.end_of_history, *source]
             is_history = style.forget_thoughts and index < len(exchanges) - 1
-            block, target = self._answer(replace(exchange.answer, calls=calls), tools, style, is_history)
+            block, target = self._answer(answer, tools, style, is_history)
             if block and (style.enable_thinking or (self.thinking and self.thinking.nothing)):
                 target = [block, *target]  # the model has to say itself that it does not think
             elif block:
@@ -201,14 +205,18 @@ class Template:
         if answer.calls:
             call = (style.llamafactory and tools.llamafactory_call) or tools.call
             beside = tools.beside(content) if content else ""
-            return block, self._fill(self.function or self.assistant, beside + call(answer.calls), style)
+            try:
+                written = beside + call(answer.calls)
+            except TypeError as error:  # a value of a columnar file, such as a date
+                raise RowError(f"its tool calls cannot be written as JSON: {error}") from None
+            return block, self._fill(self.function or self.assistant, written, style)
         return block, self._fill(self.assistant, content, style)
 
     @staticmethod
     def _fill(slot: str, content: str, style: Style) -> list[Piece]:
         """The slot around the content, cut into pieces at the special tokens."""
         pieces: list[Piece] = []
-        for index, part in enumerate(_TOKENS.split(slot)):
+        for index, part in enumerate(_cut(slot)):
             if index % 2:
                 pieces.append(SpecialToken(part))
             elif style.isolate_content and "{content}" in part:
@@ -217,6 +225,12 @@ class Template:
             else:
                 pieces.append(part.replace("{content}", content, 1))
         return [piece for piece in pieces if piece]
+
+
+@lru_cache
+def _cut(slot: str) -> list[str]:
+    """At the special tokens, whose names are every second part."""
+    return _TOKENS.split(slot)
 
 
 _QWEN_SEPARATOR = "\n</tool_response>\n<tool_response>\n"

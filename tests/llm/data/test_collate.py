@@ -7,8 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from mindspeed_kernels import hf
 from mindspeed_llm.data.collate import Batch, Collator, Quirks, padding_token
 from mindspeed_llm.data.store import Row
 
@@ -155,3 +158,32 @@ def test_a_document_does_not_depend_on_the_others_in_its_batch(model: Qwen3ForCa
     assert torch.equal(one[0, 5:8], other[0, 5:8])
     assert torch.equal(one[1], other[1])
     assert not torch.equal(one[0, :5], other[0, :5])
+
+
+class LargestTensor(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operator makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.size = max([self.size, *(part.numel() for part in tree_leaves(result) if isinstance(part, torch.Tensor))])
+        return result
+
+
+def test_memory_of_packed_rows_is_linear_in_their_length(model: Qwen3ForCausalLM) -> None:
+    """With our attention there is no mask of every position by every other; transformers' own makes one."""
+    documents = [list(range(1, 33))] * 32
+    batch = Collator(0, 8)([row(*documents)])
+    tokens = batch["input_ids"].numel()
+    assert tokens == 1024
+    with LargestTensor() as theirs:
+        logits(model, batch)
+    assert theirs.size >= tokens**2
+    hf.apply(model)
+    logits(model, batch)
+    with LargestTensor() as ours:
+        logits(model, batch)
+    assert ours.size <= 64 * tokens  # the logits

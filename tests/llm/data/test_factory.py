@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import logging
 import multiprocessing
 import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -194,7 +197,7 @@ def test_processes_and_chunks_do_not_change_the_rows(prepare: Prepare, monkeypat
 
 
 def test_rows_are_reused_only_while_nothing_changes(
-    tmp_path: Path, write_rows: WriteRows, tokenizer: PreTrainedTokenizerBase
+    tmp_path: Path, write_rows: WriteRows, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_rows([alpaca("Hi", "There"), alpaca("Bye", "Then")])
     store = tmp_path / "store"
@@ -222,6 +225,20 @@ def test_rows_are_reused_only_while_nothing_changes(
     tokenizer.add_tokens(["Here!"])
     assert len(run().train[0]["input_ids"]) < len(changed.train[0]["input_ids"])
     assert entries() == 7
+    monkeypatch.setattr("mindspeed_llm.data.factory.code_fingerprint", lambda: "another version of the package")
+    run()
+    assert entries() == 8
+
+
+def test_progress_is_told(prepare: Prepare, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("mindspeed_llm"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    seconds = itertools.count(step=3)
+    monkeypatch.setattr("mindspeed_llm.data.prepare.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    prepare("own_alpaca", template="chatml", preprocessing_batch_size=10)
+    told = [record.getMessage() for record in caplog.records if "rows prepared" in record.getMessage()]
+    assert told[0].endswith(" of 79 rows prepared")
+    assert 1 < len(told) < 8
 
 
 def test_the_date_counts_where_it_is_written(tmp_path: Path, shared_tokenizer: PreTrainedTokenizerBase) -> None:
