@@ -103,14 +103,14 @@ def _read_info(path: Path, dataset: str) -> dict[str, Any]:
 def _spec(name: str, entry: Any, folder: Path, where: str, stage: str) -> DatasetSpec:
     if not isinstance(entry, Mapping):
         raise ConfigError(f"{where}: must be an object with file_name, formatting, columns and tags.")
-    _refuse_what_is_not_sft(entry, where)
-    formatting: Any = entry.get("formatting") or "alpaca"
-    if formatting not in get_args(Formatting):
-        raise ConfigError(f"{where}: formatting {formatting!r} is not one of {', '.join(get_args(Formatting))}.")
     for key in ("columns", "tags"):
         names = entry.get(key) or {}
         if not isinstance(names, Mapping) or not all(isinstance(name, str | None) for name in names.values()):
             raise ConfigError(f"{where}: {key} must be an object of names.")
+    _refuse_what_is_not_sft(entry, where)
+    formatting: Any = entry.get("formatting") or "alpaca"
+    if formatting not in get_args(Formatting):
+        raise ConfigError(f"{where}: formatting {formatting!r} is not one of {', '.join(get_args(Formatting))}.")
     if not isinstance(entry["file_name"], str):
         raise ConfigError(f"{where}: file_name {entry['file_name']!r} is not the path of a file or a folder.")
     samples = entry.get("num_samples")
@@ -132,7 +132,7 @@ def _spec(name: str, entry: Any, folder: Path, where: str, stage: str) -> Datase
 
 
 def _refuse_what_is_not_sft(entry: Mapping[str, Any], where: str) -> None:
-    columns = entry.get("columns") or ()
+    columns = entry.get("columns") or {}
     if entry.get("ranking") or any(column in columns for column in _PREFERENCE_COLUMNS):
         raise ConfigError(
             f"{where}: holds preference pairs (ranking), which need a preference loss; this trainer does pretraining "
