@@ -62,7 +62,7 @@ def make_mask(
     """
     if isinstance(q_offset, Tensor):
         raise ValueError("attention 'mindspeed' does not work with a static cache; use a dynamic one")
-    parts = _read(mask_function)
+    parts = read_mask(mask_function)
     first_query = q_offset - kv_offset  # the key at which it sits
     square = q_length == kv_length and first_query == 0
     is_key = None if attention_mask is None else _columns(attention_mask, kv_offset, kv_length)
@@ -99,7 +99,7 @@ def ends_of_documents(position_ids: Tensor, batch: int) -> Tensor | None:
 
 
 @dataclass
-class _Parts:
+class MaskParts:
     """What a mask function is the intersection of."""
 
     causal: bool = False
@@ -128,15 +128,16 @@ _WITHIN_DOCUMENTS = _code(
 )
 
 
-def _read(function: MaskFunction) -> _Parts:
-    parts = _Parts()
+def read_mask(function: MaskFunction) -> MaskParts:
+    """What a mask function of transformers says; ValueError if it is made of parts that are not known."""
+    parts = MaskParts()
     _collect(function, parts)
     if parts.window is not None and parts.causal == parts.two_sided:
         raise ValueError("a window that is neither causal nor symmetric is not supported by attention 'mindspeed'")
     return parts
 
 
-def _collect(function: MaskFunction, parts: _Parts) -> None:
+def _collect(function: MaskFunction, parts: MaskParts) -> None:
     code = getattr(function, "__code__", None)
     if function is masking_utils.bidirectional_mask_function:
         return
@@ -173,7 +174,7 @@ def _columns(attention_mask: Tensor, start: int, length: int) -> Tensor:
     return torch.nn.functional.pad(columns, (0, length - columns.shape[1]))
 
 
-def _segments(parts: _Parts, batch: int, seq: int, device: torch.device | str) -> Tensor | None:
+def _segments(parts: MaskParts, batch: int, seq: int, device: torch.device | str) -> Tensor | None:
     """`[batch, seq, 2]`, the document and the chunk of each position; None if every row is all one segment."""
     if parts.documents is None and parts.chunk_size is None:
         return None
@@ -191,7 +192,7 @@ def _segments(parts: _Parts, batch: int, seq: int, device: torch.device | str) -
 
 
 def _mask_of_sequences(
-    parts: _Parts, segments: Tensor | None, is_token: Tensor | None, batch: int, seq: int, device: torch.device | str
+    parts: MaskParts, segments: Tensor | None, is_token: Tensor | None, batch: int, seq: int, device: torch.device | str
 ) -> AttentionMask:
     """Every query is a key: the tokens of a segment of a row make a sequence."""
     names = _rows(batch, seq, device, segments)
@@ -218,7 +219,7 @@ def _ends_of_runs(names: Tensor) -> Tensor:
     return torch.cat((starts.new_zeros(1), starts, starts.new_full((1,), len(names))))
 
 
-def _mask_with_cache(parts: _Parts, is_key: Tensor, first_query: int, q_length: int) -> AttentionMask:
+def _mask_with_cache(parts: MaskParts, is_key: Tensor, first_query: int, q_length: int) -> AttentionMask:
     """The queries are the last of the keys."""
     _check_runs(parts, is_key)
     is_query = _columns(is_key, first_query, q_length)
@@ -236,7 +237,7 @@ def _ends(lengths: Tensor) -> Tensor:
     return torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
 
 
-def _check_runs(parts: _Parts, is_token: Tensor) -> None:
+def _check_runs(parts: MaskParts, is_token: Tensor) -> None:
     """Leaving out padding keeps the order of tokens, which is all that a causal mask asks, but not their distances."""
     runs = is_token.long().diff(dim=1, prepend=is_token.new_zeros(len(is_token), 1).long()).eq(1).sum(1)
     if (parts.window is not None or parts.chunk_size is not None) and (runs > 1).any():

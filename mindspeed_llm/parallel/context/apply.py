@@ -6,8 +6,7 @@ import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
@@ -17,6 +16,7 @@ from mindspeed_llm.models.skeleton import original_class
 from mindspeed_llm.parallel.context.attention import NAME, ContextAttention
 from mindspeed_llm.parallel.context.linear_attention import ContextMixing, MixerForward, functions_of
 from mindspeed_llm.parallel.context.mixer_probe import NotTokenwiseError, probe
+from mindspeed_llm.parallel.context.positions import LastPosition, PositionsProbe
 from mindspeed_llm.parallel.context.router_logits import gather_router_logits
 from mindspeed_llm.parallel.structure import decoder_layers
 
@@ -47,8 +47,8 @@ def apply_context_parallel(model: PreTrainedModel, mesh: DeviceMesh | None) -> N
         if module.config._attn_implementation != NAME:  # type: ignore[union-attr]
             raise _error(name, module, "does not let its attention implementation be set")
         module.context_parallel = attend  # type: ignore[assignment]
-    positions = _PositionsProbe(model)
-    model.register_forward_pre_hook(_begin(attend, positions), with_kwargs=True)
+    positions, last = PositionsProbe(model), LastPosition(model, attend)
+    model.register_forward_pre_hook(_begin(attend, positions, last), with_kwargs=True)
     model.register_forward_hook(_finish(attend, positions, modules))
     model.base_model.register_forward_hook(gather_router_logits(attend))
 
@@ -121,7 +121,7 @@ def _error(name: str, module: nn.Module, why: str) -> ConfigError:
     return ConfigError(f"parallel.cp_size: {name} ({kind.__name__}) {why}; set cp_size to 1 for this model")
 
 
-def _begin(attend: ContextAttention, positions: _PositionsProbe) -> Callable:
+def _begin(attend: ContextAttention, positions: PositionsProbe, last: LastPosition) -> Callable:
     """Before the forward pass: take the layout of the micro-batch, which says more than a mask."""
 
     def hook(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -129,13 +129,13 @@ def _begin(attend: ContextAttention, positions: _PositionsProbe) -> Callable:
         attend.layout = kwargs.pop("context_layout", None)
         kwargs.pop("attention_mask", None)
         attend.called.clear()
-        positions.expected = kwargs.get("position_ids")
+        positions.expected = last.position_ids = kwargs.get("position_ids")
         return args, kwargs
 
     return hook
 
 
-def _finish(attend: ContextAttention, positions: _PositionsProbe, modules: dict[str, nn.Module]) -> Callable:
+def _finish(attend: ContextAttention, positions: PositionsProbe, modules: dict[str, nn.Module]) -> Callable:
     """After the forward pass: has the whole sequence been seen?"""
 
     def hook(model: PreTrainedModel, args: tuple, output: Any) -> None:
@@ -147,26 +147,3 @@ def _finish(attend: ContextAttention, positions: _PositionsProbe, modules: dict[
         positions.remove()
 
     return hook
-
-
-class _PositionsProbe:
-    """Looks, during one forward pass, whether position ids reach an embedding, rotary or learned."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.expected: Tensor | None = None
-        self.used = False
-        tokens = model.get_input_embeddings()
-        embeddings = [m for m in model.modules() if m is not tokens and (isinstance(m, nn.Embedding) or _is_rotary(m))]
-        self._handles = [m.register_forward_pre_hook(self._look, with_kwargs=True) for m in embeddings]
-
-    def remove(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _look(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        self.used |= self.expected is not None and any(torch.equal(x, self.expected) for x in tensors)
-
-
-def _is_rotary(module: nn.Module) -> bool:
-    return any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))

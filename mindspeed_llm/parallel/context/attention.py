@@ -7,8 +7,9 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
+from mindspeed_kernels.hf.attention_mask import MaskFunction, MaskParts, read_mask
 from mindspeed_kernels.ops.flash_attention import flash_attention
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.parallel.context.layout import SequenceLayout
@@ -69,7 +70,7 @@ def context_parallel_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: MaskParts | Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -80,16 +81,20 @@ def context_parallel_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: from ``[batch, heads, seq, dim]`` to ``[batch, seq, num_heads, value_dim]``.
 
-    Which keys a query sees, the documents of the micro-batch and ``sliding_window`` say; there is no mask.
+    Which keys a query sees, the documents of the micro-batch and a window say. That of the mask, from
+    :func:`what_is_visible`, is what transformers' other implementations follow; not all modules pass it on.
 
     Raises ConfigError for anything else that would change the result.
     """
+    mask = attention_mask if isinstance(attention_mask, MaskParts) else MaskParts(causal=True, window=sliding_window)
     unknown = {name: x for name, x in others.items() if isinstance(x, Tensor) and name not in _HARMLESS}
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     for what, present in {
-        "an attention mask of its own": attention_mask is not None,
+        "an attention mask of its own": isinstance(attention_mask, Tensor),
+        "a window that its mask does not have": sliding_window not in (None, mask.window),
+        "attention in chunks": mask.chunk_size is not None,
         "dropout": dropout > 0,
-        "attention that is not causal": not causal,
+        "attention that is not causal": not (causal and mask.causal),
         f"the attention argument {', '.join(unknown)}": bool(unknown),
     }.items():
         if present:
@@ -97,8 +102,22 @@ def context_parallel_attention(
     attend = cast(ContextAttention, module.context_parallel)
     attend.called.add(module)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    return attend(q, k, v, s_aux, Scores(scaling, sliding_window, softcap)), None
+    return attend(q, k, v, s_aux, Scores(scaling, mask.window, softcap)), None
 
 
-# Not in AttentionMaskInterface: transformers then makes no mask, which it would derive from a part of the positions.
+def what_is_visible(*args: Any, mask_function: MaskFunction, **_: Any) -> MaskParts:
+    """transformers' interface of masks: the parts of one, whose documents are those of a part of the rows and unused.
+
+    Raises ConfigError for a mask of other parts.
+    """
+    try:
+        return read_mask(mask_function)
+    except ValueError as error:
+        raise ConfigError(
+            "parallel.cp_size: the model masks attention by more than documents and a window, which cannot be cut over "
+            "ranks; set cp_size to 1 for this model"
+        ) from error
+
+
 AttentionInterface.register(NAME, context_parallel_attention)
+AttentionMaskInterface.register(NAME, what_is_visible)

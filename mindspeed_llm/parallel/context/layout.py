@@ -55,6 +55,8 @@ class SequenceLayout:
     """bool ``[ranks, batch, seq / ranks]`` on the host: tokens that are not padding, of every rank of the group."""
     held: Tensor
     """int64 ``[ranks, seq / ranks]`` on the host: which tokens of a row each rank of the group has."""
+    last_position: int
+    """The largest position in any document."""
     _blocks: dict[tuple[int, int, int | None], Block | None] = field(default_factory=dict, repr=False)
     _halos: dict[tuple[int, int], Halo] = field(default_factory=dict, repr=False)
 

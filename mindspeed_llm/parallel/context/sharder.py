@@ -76,7 +76,7 @@ class ContextSharder:
             part["attention_mask"] = padded_mask[:, indices]
         held = torch.stack(self._indices_of_all(seq))
         counted = padded_mask[:, held].transpose(0, 1).bool()
-        part.layout = SequenceLayout(cu_seqlens, seq, self.ring_size, counted, held)
+        part.layout = SequenceLayout(cu_seqlens, seq, self.ring_size, counted, held, int(batch["position_ids"].max()))
         return part
 
     def local_token_global_indices(self, seq: int) -> Tensor:

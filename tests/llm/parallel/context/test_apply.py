@@ -18,9 +18,12 @@ from transformers import (
     JambaConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MistralConfig,
+    Phi3Config,
     RecurrentGemmaConfig,
 )
 
+from mindspeed_kernels.hf.attention_mask import MaskParts
 from mindspeed_kernels.hf.replace import fuse
 from mindspeed_llm.batch import to_device
 from mindspeed_llm.errors import ConfigError
@@ -57,7 +60,7 @@ def batch() -> dict:
     """Two documents, as the second of two ranks would get them, with a layout of one rank."""
     whole = packed_batch({"rows": [[3, 5]]})
     sharded = ContextSharder(2, 1, 1, 0).shard_batch(whole)
-    whole.layout = SimpleNamespace(cu_seqlens=sharded.layout.cu_seqlens)
+    whole.layout = SimpleNamespace(cu_seqlens=sharded.layout.cu_seqlens, last_position=4)
     whole["input_ids"] = torch.arange(8, 16)[None]
     inputs = to_device(whole, torch.device("cpu"))
     return {name: inputs[name] for name in ("input_ids", "position_ids", "context_layout")}
@@ -143,7 +146,7 @@ def test_linear_attention_of_documents_that_do_not_see_each_other(fused, mesh):
     apply_context_parallel(model, mesh)
     assert torch.equal(torch.get_rng_state(), state)
     whole = torch.arange(8)[None]
-    layout = SequenceLayout(torch.tensor([0, 3, 8]), 8, 1, torch.ones(1, 1, 8, dtype=torch.bool), whole)
+    layout = SequenceLayout(torch.tensor([0, 3, 8]), 8, 1, torch.ones(1, 1, 8, dtype=torch.bool), whole, 4)
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
     logits = model(ids, position_ids=positions, context_layout=layout, use_cache=False).logits
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
@@ -155,6 +158,44 @@ class Doubled:
 
     def build(self, original):
         return lambda module, *args, **kwargs: 2 * original(module, *args, **kwargs)
+
+
+@pytest.mark.parametrize("longest", [8, 40])
+def test_rotations_are_those_of_the_longest_document(longest, mesh):
+    """LongRoPE rotates everything otherwise when a document is longer than in pretraining, on whatever rank it ends."""
+    config = Phi3Config(
+        **_SHAPE, pad_token_id=0, original_max_position_embeddings=16, max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0],
+            "original_max_position_embeddings": 16,
+        },
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    expected = copy.deepcopy(model.model.rotary_emb)(torch.zeros(1), torch.arange(longest)[None])
+    apply_context_parallel(model, mesh)
+    found = []
+    model.model.layers[0].register_forward_pre_hook(
+        lambda module, args, kwargs: found.append(kwargs["position_embeddings"]), with_kwargs=True
+    )
+    inputs = batch()
+    inputs["position_ids"] = torch.arange(8)[None]
+    inputs["context_layout"].last_position = longest - 1
+    model(**inputs, use_cache=False)
+    for actual, whole in zip(found[0], expected, strict=True):
+        assert torch.equal(actual, whole[:, :8])
+
+
+def test_a_window_that_only_the_mask_has_is_kept(mesh):
+    """As Phi-3.5-MoE's, whose attention does not hand it on."""
+    config = MistralConfig(**_SHAPE, sliding_window=2)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    inputs = batch()
+    expected = model(inputs["input_ids"], position_ids=inputs["position_ids"], use_cache=False).logits
+    apply_context_parallel(model, mesh)
+    for layer in model.model.layers:
+        layer.self_attn.config = copy.copy(model.config)
+        layer.self_attn.config.sliding_window = None
+    torch.testing.assert_close(model(**inputs, use_cache=False).logits, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_attention_that_does_not_exchange_is_told_at_the_first_batch(mesh):
@@ -179,6 +220,9 @@ def test_positions_that_are_not_used_are_told_at_the_first_batch(mesh):
     ("arguments", "message"),
     [
         ({"attention_mask": torch.ones(1, 1, 8, 8)}, "an attention mask of its own"),
+        ({"attention_mask": MaskParts(causal=True), "sliding_window": 2}, "a window that its mask does not have"),
+        ({"attention_mask": MaskParts(causal=True, chunk_size=2)}, "attention in chunks"),
+        ({"attention_mask": MaskParts(causal=False)}, "attention that is not causal"),
         ({"dropout": 0.5}, "dropout"),
         ({"is_causal": False}, "attention that is not causal"),
         ({"position_bias": torch.ones(1)}, "the attention argument position_bias"),
