@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mindspeed_kernels.hf.rotary import with_globals
 from mindspeed_llm.parallel.context.attention import ContextAttention
 from mindspeed_llm.parallel.context.layout import SequenceLayout
 from mindspeed_llm.parallel.context.ulysses import gather, repeat_for_ranks, to_heads, to_sequence
@@ -49,9 +49,7 @@ class MixerForward:
             for name in (CONVOLUTION, DELTA_RULE)
             if name in own.__code__.co_names
         }
-        scope = own.__globals__ | functions
-        rebound = FunctionType(own.__code__, scope, own.__name__, own.__defaults__, own.__closure__)
-        rebound.__kwdefaults__ = own.__kwdefaults__
+        rebound = with_globals(own, functions)
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
             # Mixers hand their keyword arguments on to these functions, which so learn who calls them.
