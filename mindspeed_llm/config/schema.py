@@ -357,8 +357,7 @@ class OptimizationConfig(Section):
     use_flash_attn: Bool = True
     """Fused attention on a CPU or NPU, unless `model.attn_implementation` names another."""
     use_flash_gdn: Bool = True
-    """Fused linear attention (gated delta rule and convolution), which also keeps packed documents apart; not under
-    context parallelism."""
+    """Fused linear attention (gated delta rule and convolution), which also keeps packed documents apart."""
     fix_router: Bool = False
     """Send tokens to all experts in turn, whatever the router says: equal loads, for benchmarks only."""
     moe_grouped_gemm: Bool = True

@@ -36,13 +36,13 @@ def _fuse_attention(model: PreTrainedModel, config: Config, device: torch.device
 
 def _switches(config: Config) -> dict[str, bool]:
     optimization = config.optimization
-    linear_attention = optimization.use_flash_gdn and config.parallel.cp_size == 1  # which brings one of its own
     return {
         "rms_norm": optimization.use_fused_rmsnorm,
         "rotary": optimization.use_fused_rotary_pos_emb,
         "swiglu": optimization.use_fused_swiglu,
         "experts": optimization.moe_grouped_gemm,
         "rms_norm_gated": optimization.use_fused_rmsnorm,
-        "linear_attention": linear_attention,
-        "documents": linear_attention,
+        "linear_attention": optimization.use_flash_gdn,
+        # Context parallelism finds documents before it cuts the rows.
+        "documents": optimization.use_flash_gdn and config.parallel.cp_size == 1,
     }

@@ -10,11 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from mindspeed_kernels.hf.replace import fuse
 from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.models.skeleton import original_class
 from mindspeed_llm.parallel.context.attention import NAME, ContextAttention
-from mindspeed_llm.parallel.context.linear_attention import ContextMixing, MixerForward, functions_of
+from mindspeed_llm.parallel.context.linear_attention import ContextMixing, functions_of, reach_over_ranks
 from mindspeed_llm.parallel.context.mixer_probe import NotTokenwiseError, probe
 from mindspeed_llm.parallel.context.positions import LastPosition, PositionsProbe
 from mindspeed_llm.parallel.context.router_logits import gather_router_logits
@@ -40,8 +39,7 @@ def apply_context_parallel(model: PreTrainedModel, mesh: DeviceMesh | None) -> N
     _check(model, modules, mixers, attend.ulysses.size())
     _check_mixers(model, mixers, attend.ring.size() * attend.ulysses.size())
     for mixer in mixers.values():
-        fuse(mixer, MixerForward())
-        mixer.context_parallel = ContextMixing(attend)  # type: ignore[assignment]
+        reach_over_ranks(mixer, ContextMixing(attend))
     model.set_attn_implementation(NAME)
     for name, module in modules.items():
         if module.config._attn_implementation != NAME:  # type: ignore[union-attr]

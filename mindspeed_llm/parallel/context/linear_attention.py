@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mindspeed_kernels.hf.linear_attention import FusedLinearAttention
+from mindspeed_kernels.hf.replace import fuse, fusion_of
 from mindspeed_kernels.hf.rotary import with_globals
 from mindspeed_llm.parallel.context.attention import ContextAttention
 from mindspeed_llm.parallel.context.layout import SequenceLayout
@@ -42,10 +44,14 @@ class MixerForward:
     """A fusion (see ``mindspeed_kernels.hf.replace``): a module's own forward with other functions under these names,
     the methods of the module's ``context_parallel``. Each gets the function that it stands for first."""
 
+    fused: FusedLinearAttention | None = None
+    """What the module has been fused with before: its operators are then those functions."""
+
     def build(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         own = inspect.unwrap(original)
+        namespace = inspect.unwrap(self.fused.build(own) if self.fused else own).__globals__
         functions = {
-            name: partial(_on_behalf, name, own.__globals__[name])
+            name: partial(_on_behalf, name, namespace[name])
             for name in (CONVOLUTION, DELTA_RULE)
             if name in own.__code__.co_names
         }
@@ -56,6 +62,13 @@ class MixerForward:
             return rebound(module, *args, **kwargs, context_parallel=module.context_parallel)
 
         return forward
+
+
+def reach_over_ranks(mixer: nn.Module, functions: Any) -> None:
+    """Let ``mixer`` mix tokens by the methods of ``functions``, which have the names of transformers' functions."""
+    fused = fusion_of(mixer)
+    fuse(mixer, MixerForward(fused if isinstance(fused, FusedLinearAttention) else None))
+    mixer.context_parallel = functions
 
 
 def _on_behalf(name: str, own: Callable, *args: Any, context_parallel: Any, **kwargs: Any) -> Any:

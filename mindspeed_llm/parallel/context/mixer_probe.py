@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mindspeed_kernels.hf import prove
-from mindspeed_kernels.hf.replace import fuse
-from mindspeed_llm.parallel.context.linear_attention import MixerForward, functions_of
+from mindspeed_llm.parallel.context.linear_attention import functions_of, reach_over_ranks
 
 _TOKENS = 5
 
@@ -29,8 +28,8 @@ def probe(mixer: nn.Module, hidden_size: int) -> int | None:
     Raises NotTokenwiseError that says what is otherwise.
     """
     twin: Any = copy.deepcopy(mixer).to_empty(device="cpu").float()
-    fuse(twin, MixerForward())
-    twin.context_parallel = stand_in = _Tokenwise()
+    stand_in = _Tokenwise()
+    reach_over_ranks(twin, stand_in)
     tokens = prove.random((1, _TOKENS, hidden_size), torch.float32, torch.device("cpu"), seed=0)
     order = torch.randperm(_TOKENS, generator=torch.Generator().manual_seed(0))
     with prove.undisturbed(tokens.device), torch.no_grad():

@@ -32,12 +32,12 @@ FEW = [
     case("gemma2", 2, packed=True, **ULYSSES),
     case("deepseek_v3", 2, packed=True, **RING),
     case("qwen3_next", 2, packed=True, accumulation=3, aux=0.1, recompute=True, **ULYSSES),
-    case("qwen3_next", 2, **RING),
+    case("qwen3_next", 2, **RING) | {"fused_linear_attention": True},
     case("tied_llama", 4, accumulation=3, recompute=True, **RING, **HSDP),
     case("mistral", 4, packed=True, **RING | {"cp_size": 4}),
     case("gpt_oss", 4, accumulation=3, aux=0.1, recompute=True, recompute_mode="selective", **HYBRID),
     case("qwen3_moe", 4, packed=True, aux=0.1, ep_size=2, **ULYSSES),
-    case("qwen3_next", 4, packed=True, ep_size=2, **HYBRID),
+    case("qwen3_next", 4, packed=True, ep_size=2, **HYBRID) | {"fused_linear_attention": True},
 ]
 
 

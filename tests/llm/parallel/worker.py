@@ -32,6 +32,8 @@ def run_case(case: dict, distributed: Distributed) -> dict:
         assert hf.use_attention(model).switched
     if case.get("fused_experts"):
         assert hf.apply(model, ops=["experts"]).fused("experts")
+    if case.get("fused_linear_attention"):
+        assert hf.apply(model, ops=["linear_attention"]).fused("linear_attention")
     meshes = build_meshes(parallel, distributed.world_size, distributed.device)
     sharder, cp_size = ContextSharder.of(meshes.context), parallel.cp_size
     parallelize(model, meshes, parallel)
