@@ -211,7 +211,7 @@ def evaluated(folder: Path, output_dir: Path, **training) -> tuple[float, list[t
 
 
 def test_evaluation_is_weighted_by_tokens(folder, tmp_path):
-    # torchtitan#4167: a mean of the means of batches.
+    """Peers' report E14 (torchtitan#4167): a mean of the means of batches."""
     loss, rows = evaluated(folder, tmp_path / "out")
     assert loss == pytest.approx(sum(loss for loss, _ in rows) / sum(targets for _, targets in rows), rel=1e-6)
 

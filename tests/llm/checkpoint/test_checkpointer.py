@@ -167,6 +167,7 @@ def test_model_only_is_small_and_cannot_be_resumed(tmp_path):
 
 
 def test_two_ranks_save_and_one_goes_on(tmp_path, process_group):
+    """Peers' reports E6 and E15: tied weights, a vocabulary of 65."""
     finished = launch([str(Path(__file__).with_name("worker.py")), str(tmp_path)], 2)
     assert finished.returncode == 0, finished.stderr
     parallel = ParallelConfig(param_dtype="fp32")

@@ -75,6 +75,7 @@ def test_equals_transformers(name, folder):
 
 @pytest.mark.parametrize("name", ["llama_yarn", "llama_llama3", "gemma3_text", "deepseek_v4"])
 def test_buffers_of_a_model_wholly_on_meta_are_restored(name, folder):
+    """Peers' report E8."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(make_config(name), dtype=torch.float32)
     load_weights(model, folder(name))
@@ -193,6 +194,7 @@ def changed(folder: Path, target: Path, change) -> Path:
     ],
 )
 def test_keys_that_do_not_fit(change, message, folder, tmp_path):
+    """Peers' report E7: nothing stays random in silence."""
     wrong = changed(folder("qwen3_moe"), tmp_path, change)
     model = empty_model("qwen3_moe")
     with pytest.raises(DataError, match=message):

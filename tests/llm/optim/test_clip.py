@@ -57,5 +57,6 @@ def test_no_gradients_at_all(process_group):
 
 
 def test_one_norm_over_mixed_meshes_on_four_ranks():
+    """Peers' report E4: the same float on every rank."""
     finished = launch([str(Path(__file__).with_name("clip_worker.py"))], 4)
     assert finished.returncode == 0, finished.stderr
