@@ -125,7 +125,7 @@ class Trainer:
             fuse_loss(model, self.config.optimization.chunk_loss_size)
         self.meshes = build_meshes(self.config.parallel, self.distributed.world_size, self.device)
         self.sharder = ContextSharder.of(self.meshes.context)
-        parallelize(model, self.meshes, self.config.parallel)
+        parallelize(model, self.meshes, self.config.parallel, compiled=self.config.training.compile)
         if self.config.model.train_from_scratch:
             initialize_weights(model, self.config.training.seed, self.device)
         else:

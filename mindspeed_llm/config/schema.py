@@ -231,6 +231,8 @@ class TrainingConfig(Section):
     """Seed of the weights, the order of the data and everything else that is random."""
     deterministic: Bool = True
     """Use only algorithms whose results do not vary from run to run."""
+    compile: Bool = False
+    """Compile the decoder layers with `torch.compile`; the first steps then take minutes."""
     parity: Literal["none", "llamafactory", "megatron"] = "none"
     """Reproduce another system to the digit, its quirks included."""
 
@@ -382,6 +384,8 @@ class Config(Section):
             yield "training", f"stage {self.training.stage} has no use for data.data_manager_type: mg; set stage: pt"
         if self.model.attn_implementation is not None and self.parallel.cp_size > 1:
             yield "parallel", "cp_size brings an attention implementation of its own: drop model.attn_implementation"
+        if self.training.compile and self.parallel.recompute and self.parallel.recompute_mode == "selective":
+            yield "training", "compile hides from parallel.recompute_mode: selective what it would keep; drop one"
         if self.training.max_tokens_per_batch is not None:
             for key, given in (
                 ("data.streaming", self.data.streaming),

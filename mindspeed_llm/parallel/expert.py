@@ -58,6 +58,7 @@ def apply_expert_parallel(model: PreTrainedModel, mesh: DeviceMesh, dispatcher: 
     return modules
 
 
+@torch.compiler.disable  # the numbers of rows are known only once it runs
 def _forward(
     experts: nn.Module,
     group: dist.ProcessGroup,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -65,6 +66,7 @@ class ContextAttention:
         return to_sequence(out, self.ulysses) if ranks > 1 else out
 
 
+@torch.compiler.disable  # which blocks there are, the documents of each batch say
 def context_parallel_attention(
     module: nn.Module,
     query: Tensor,

@@ -164,6 +164,10 @@ def test_required_keys_are_named_even_if_their_section_is_missing(error: Error) 
             ["parallel.cp_size=2", "model.attn_implementation=eager"],
             "parallel: cp_size brings an attention implementation of its own: drop model.attn_implementation",
         ),
+        (
+            ["training.compile=true", "parallel.recompute=true", "parallel.recompute_mode=selective"],
+            "training: compile hides from parallel.recompute_mode: selective what it would keep; drop one",
+        ),
     ],
 )
 def test_contradictions(overrides: list[str], message: str, error: Error) -> None:

@@ -36,7 +36,7 @@ def run_case(case: dict, distributed: Distributed) -> dict:
         assert hf.apply(model, ops=["linear_attention"]).fused("linear_attention")
     meshes = build_meshes(parallel, distributed.world_size, distributed.device)
     sharder, cp_size = ContextSharder.of(meshes.context), parallel.cp_size
-    parallelize(model, meshes, parallel)
+    parallelize(model, meshes, parallel, compiled=case.get("compiled", False))
     optimizer = AdamW(model.parameters(), **ADAMW)
     result: dict = {"losses": [], "norms": []}
     for step in rows(case):
