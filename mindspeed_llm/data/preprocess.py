@@ -106,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-append-eod", action="store_true", help="no eos token behind the documents")
     parser.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
     options = parser.parse_args(arguments)
+    if options.workers < 1:
+        parser.error(f"--workers: {options.workers} is no number of processes")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:
         report = preprocess(

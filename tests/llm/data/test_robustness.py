@@ -294,3 +294,7 @@ def test_an_output_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest
     arguments = ["--input", str(ORACLES / "data" / "text.jsonl"), "--tokenizer", str(ORACLES / "tokenizer")]
     assert main([*arguments, "--output-prefix", str(tmp_path / "file" / "corpus")]) == 2
     assert "error: " in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--output-prefix", str(tmp_path / "corpus"), "--workers", "0"])
+    assert ended.value.code == 2
+    assert "--workers: 0 is no number of processes" in capsys.readouterr().err
