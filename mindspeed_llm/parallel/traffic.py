@@ -1,8 +1,8 @@
 """How many bytes a rank sends to others in an optimizer step, from shapes alone.
 
 Counted is what has to leave the rank: its shard to everyone who gathers it, its part of the sums that are others', the
-rows of other ranks. A few scalars (counts, losses, norms) and the router logits of a balancing loss under context
-parallelism come on top.
+rows of other ranks. A few scalars (counts, losses, norms) come on top, and with context parallelism what linear
+attention exchanges and the router logits of a balancing loss.
 """
 
 from __future__ import annotations
