@@ -23,12 +23,15 @@ from mindspeed_kernels.hf.replace import fusion_of
 
 name = "documents"
 
+_CACHES = ("cache", "past_key_values", "cache_params")
+"""What layers call the cache, now and formerly."""
+
 
 @dataclass(frozen=True)
 class DocumentsOfPositions:
     """A layer's own forward, called with `cu_seq_lens_q` as well when its rows are packed.
 
-    By transformers' rule they are not when there is an `attention_mask`.
+    By transformers' rule they are not when there is an `attention_mask` or a cache.
     """
 
     mixer: str
@@ -37,12 +40,13 @@ class DocumentsOfPositions:
         signature = inspect.signature(original)
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(module, *args, **kwargs).arguments
+            given = signature.bind(module, *args, **kwargs).arguments | kwargs
             hidden_states, position_ids = given["hidden_states"], given.get("position_ids")
             if (
                 isinstance(fusion_of(getattr(module, self.mixer)), FusedLinearAttention)
                 and kwargs.get("cu_seq_lens_q") is None
                 and given.get("attention_mask") is None
+                and all(given.get(cache) is None for cache in _CACHES)
                 and position_ids is not None
                 and position_ids.dim() == 2
             ):

@@ -86,6 +86,22 @@ def test_generation_with_a_cache() -> None:
     assert torch.equal(model.generate(tokens(), max_new_tokens=6, do_sample=False), expected)
 
 
+def test_rows_with_a_cache_are_not_packed() -> None:
+    """As transformers has it. The state in the cache is that of the row, and the next token goes on from it."""
+    model = build("qwen3_next").eval()
+    ids, position_ids = tokens(1, 9), packed(4, 5)
+
+    def two_calls() -> dict[str, Tensor]:
+        first = model(input_ids=ids, position_ids=position_ids, use_cache=True)
+        cache = first.past_key_values
+        second = model(input_ids=ids[:, :1], position_ids=torch.tensor([[5]]), past_key_values=cache, use_cache=True)
+        return {"first": first.logits.detach(), "second": second.logits.detach()}
+
+    expected = two_calls()
+    hf.apply(model)
+    assert distance(two_calls(), expected) < 5e-6
+
+
 def test_a_decay_per_channel_stays() -> None:
     options = {"linear_num_heads": 2, "linear_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
     report = hf.apply(make("kimi_linear", options), OPS)
