@@ -3,23 +3,30 @@
 Where position ids start again, a document of a packed row starts. transformers makes attention masks of that, but tells
 linear attention nothing: its convolution and its state go on from one document into the next. The fused operators take
 the ends of documents as `cu_seq_lens_q`, which mixers get from the layer's keyword arguments: so the layer adds it.
+
+Rows with an `attention_mask` are not packed, by transformers' rule. But to these layers transformers passes none if it
+is all ones, so the model around them is made to pass the ones.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import masking_utils
 
 from mindspeed_kernels.hf import linear_attention, prove
 from mindspeed_kernels.hf.attention_mask import ends_of_documents
 from mindspeed_kernels.hf.linear_attention import FusedLinearAttention
 from mindspeed_kernels.hf.prove import Proof
 from mindspeed_kernels.hf.replace import fusion_of
+from mindspeed_kernels.hf.rotary import with_globals
 
 name = "documents"
 
@@ -59,8 +66,57 @@ class DocumentsOfPositions:
         return f"position_ids → cu_seq_lens_q of {self.mixer}"
 
 
+@dataclass(frozen=True)
+class GivenMask:
+    """A model's own forward, in which a function that makes the masks of linear attention leaves none out."""
+
+    function: str
+
+    def build(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        make_mask = inspect.unwrap(original).__globals__[self.function]
+
+        @functools.wraps(make_mask)
+        def make(config: Any, inputs_embeds: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+            mask = make_mask(config, inputs_embeds, attention_mask, *args, **kwargs)
+            batch, seq = inputs_embeds.shape[:2]
+            if mask is None and attention_mask is not None and seq > 1:
+                return inputs_embeds.new_ones(batch, seq, dtype=torch.bool)
+            return mask
+
+        return with_globals(original, {self.function: make})
+
+    def __str__(self) -> str:
+        return f"{self.function} passes masks of ones"
+
+
 def site(module: nn.Module) -> Hashable | None:
-    """A key that modules with the same computation share, or None if this is no layer around linear attention."""
+    """A key that modules with the same computation share, or None if this is neither a layer around linear attention
+    nor the model that makes the masks of such layers."""
+    if _maker_of_masks(module) and any(_layer_site(m) for m in module.modules()):
+        return type(module).forward
+    return _layer_site(module)
+
+
+def proof(module: nn.Module, device: torch.device) -> Proof:
+    maker = _maker_of_masks(module)
+    if maker is None:
+        return _layer_proof(module, device)
+    try:
+        GivenMask(maker).build(type(module).forward)
+    except (TypeError, ValueError) as error:
+        return Proof.not_applicable(str(error))
+    return Proof(GivenMask(maker))
+
+
+def _maker_of_masks(module: nn.Module) -> str | None:
+    """The global name by which a forward calls transformers' function for the masks of linear attention."""
+    inner = inspect.unwrap(type(module).forward)
+    names = inner.__code__.co_names if isinstance(inner, FunctionType) else ()
+    function = getattr(masking_utils, "create_recurrent_attention_mask", None)
+    return next((n for n in names if function is not None and inner.__globals__.get(n) is function), None)
+
+
+def _layer_site(module: nn.Module) -> Hashable | None:
     mixers = _mixers(module)
     parameters = inspect.signature(type(module).forward).parameters
     takes_any = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -69,7 +125,7 @@ def site(module: nn.Module) -> Hashable | None:
     return type(module).forward, mixers[0], type(getattr(module, mixers[0])).forward
 
 
-def proof(module: nn.Module, device: torch.device) -> Proof:
+def _layer_proof(module: nn.Module, device: torch.device) -> Proof:
     """Two documents in a row: does the mixer hear of them?"""
     fusion = DocumentsOfPositions(*_mixers(module))
     twin = prove.shallow_copy(module)

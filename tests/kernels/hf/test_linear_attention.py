@@ -30,7 +30,8 @@ def test_other_families(model_type: str) -> None:
     model = make(model_type, HEADS)
     logits, gradients = run(model)
     report = hf.apply(model, OPS)
-    assert {op: len(report.fused(op)) for op in OPS} == dict.fromkeys(OPS, 1)
+    # Documents: of the layer, and of the model.
+    assert {op: len(report.fused(op)) for op in OPS} == dict.fromkeys(OPS, 1) | {"documents": 2}
     fused_logits, fused_gradients = run(model)
     assert not torch.equal(fused_logits, logits)
     assert distance({"logits": fused_logits}, {"logits": logits}) < 5e-6
@@ -68,11 +69,12 @@ def test_packed_documents_come_out_as_alone() -> None:
     assert distance({"logits": together}, {"logits": torch.cat(alone, 1)}) < 5e-6
 
 
-def test_rows_with_an_attention_mask_are_not_packed() -> None:
+@pytest.mark.parametrize("padding", [0, 1])
+def test_rows_with_an_attention_mask_are_not_packed(padding: int) -> None:
     """As transformers has it: there, positions that start again mean nothing."""
     model = build("qwen3_next")
     arguments = {"input_ids": tokens(1, 9), "position_ids": packed(4, 5), "use_cache": False}
-    mask = torch.tensor([[0] + [1] * 8])
+    mask = torch.tensor([[0] * padding + [1] * (9 - padding)])
     expected = model(**arguments, attention_mask=mask).logits.detach()
     hf.apply(model)
     logits = model(**arguments, attention_mask=mask).logits.detach()
