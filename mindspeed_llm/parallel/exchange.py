@@ -60,7 +60,9 @@ class Journey:
 
     def arrive(self) -> Tensor:
         """Wait for the rows ``[received, ...]``. Once only."""
-        return _Arrive.apply(self.rows, self)
+        rows = self.rows
+        del self.rows  # they lead through the graph back to this journey: a circle, which would keep them alive
+        return _Arrive.apply(rows, self)
 
 
 class _Start(torch.autograd.Function):
@@ -71,7 +73,9 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        return _wait(ctx.journey.gradients), None
+        gradients = ctx.journey.gradients
+        del ctx.journey.gradients
+        return _wait(gradients), None
 
 
 class _Arrive(torch.autograd.Function):
