@@ -43,7 +43,7 @@ def apply_fsdp(
         )
     inner = [*routers, *experts]
     units = [unit for unit in _units(model, parallel) if unit not in inner]
-    for unit in units:
+    for unit in reversed(units):  # those inside another one before it
         shard(unit, mp_policy=policy, reshard_after_forward=parallel.reshard_after_forward)
     shard(model, mp_policy=policy, reshard_after_forward=False)
     _sum_gradients(model)
@@ -93,6 +93,11 @@ def _ignored_parameters(
         if any(part in experts for part in module.modules()):
             raise ConfigError(
                 f"parallel.ignored_modules: {name} has experts, which parallel.ep_size spreads over ranks"
+            )
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            raise ConfigError(
+                f"parallel.ignored_modules: {name} is trained, but nothing sums the gradients of what is not sharded; "
+                "leave it out here, or let its model freeze it (requires_grad = False)"
             )
     return {parameter for _, module in modules for parameter in module.parameters()}
 
