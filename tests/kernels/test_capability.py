@@ -40,6 +40,7 @@ def run(capability: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *args], env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [level for level in LEVELS[: LEVELS.index(_C.cpu_capability())] if level != "amx"])
 def test_operators_on_lower_levels(level: str) -> None:
     """The whole tests once more for each level below the one that this process uses."""
