@@ -35,7 +35,7 @@ from mindspeed_llm.parallel.traffic import step_traffic
 def dry_run(config: Config, world_size: int) -> None:
     """Build model and data as rank 0 of ``world_size`` would, without weights, and print what the run would be.
 
-    Raises what the run itself would raise before its first step.
+    Raises what the run itself would raise of configuration, data, model and sizes before its first step.
     """
     config = validate_world(config, world_size)
     set_up_logging(0)

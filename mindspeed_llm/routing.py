@@ -104,7 +104,10 @@ def _bias_owner(model: nn.Module, experts: nn.Module) -> nn.Module | None:
 
 def fix_routing(model: PreTrainedModel) -> None:
     """Send tokens round to all experts in turn, whatever their router says: equal loads, for benchmarks only."""
-    for experts in expert_modules(model):
+    modules = expert_modules(model)
+    if not modules:
+        raise ConfigError(f"optimization.fix_router: {original_class(model).__name__} has no experts to send tokens to")
+    for experts in modules:
         experts.register_forward_pre_hook(_in_turn)
 
 

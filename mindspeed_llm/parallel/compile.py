@@ -15,5 +15,7 @@ def apply_compile(model: PreTrainedModel) -> None:
     around what is compiled. What exchanges with other ranks (``torch.compiler.disable``) runs as it is, between the
     compiled parts.
     """
+    # A layer is compiled anew for evaluation, for lengths that vary and with recomputation: more often than by default.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     for layer in decoder_layers(model):
         layer.forward = torch.compile(layer.forward)

@@ -45,15 +45,16 @@ def step_traffic(model: PreTrainedModel, parallel: ParallelConfig, micro_batches
 
     Routers are taken to choose at random, which decides how often a token leaves its rank.
     """
-    config = model.config.get_text_config()
     size, tokens = DTYPES[parallel.param_dtype].itemsize, math.ceil(tokens / parallel.cp_size)
     experts = expert_modules(model) if parallel.ep_size > 1 else []
-    rows = expected_rows(tokens, parallel.ep_size, config.num_experts_per_tok) if experts else 0.0
+    rows = expected_rows(tokens, parallel.ep_size, _top_k(model)) if experts else 0.0
     return Traffic(
         parameters=micro_batches * parameter_bytes(model, parallel),
         gradients=gradient_bytes(model, parallel),
         experts=micro_batches * sum(expert_bytes(model, parallel, rows, rows, size) for _ in experts),
-        attention=micro_batches * _num_attention_layers(model) * attention_bytes(model, parallel, tokens, size),
+        attention=micro_batches * _num_attention_layers(model) * attention_bytes(model, parallel, tokens, size)
+        if parallel.cp_size > 1
+        else 0.0,
     )
 
 
@@ -124,12 +125,19 @@ def expert_bytes(model: PreTrainedModel, parallel: ParallelConfig, sent: float, 
 
     A row is hidden states and the weights of its choices, of ``size`` bytes a number, and the choices, of 8 bytes.
     """
-    config = model.config.get_text_config()
-    hidden, weights = config.hidden_size * size, config.num_experts_per_tok * size
+    top_k = _top_k(model)
+    hidden, weights = model.config.get_text_config().hidden_size * size, top_k * size
     counts = 16 * (parallel.ep_size - 1) * (1 if parallel.ep_dispatcher == "eager" else 2)
-    forward = counts + sent * (config.num_experts_per_tok * 8 + hidden + weights) + received * hidden
+    forward = counts + sent * (top_k * 8 + hidden + weights) + received * hidden
     backward = received * (hidden + weights) + sent * hidden
     return _forward_passes(parallel) * forward + backward
+
+
+def _top_k(model: PreTrainedModel) -> int:
+    """How many experts a token chooses, which configurations have several names for; 0 where it is none of these."""
+    config = model.config.get_text_config()
+    names = ("num_experts_per_tok", "top_k_experts", "moe_topk")
+    return next((value for name in names if (value := getattr(config, name, None))), 0)
 
 
 def attention_bytes(model: PreTrainedModel, parallel: ParallelConfig, tokens: int, size: int) -> float:
@@ -163,4 +171,4 @@ def _geometry(model: PreTrainedModel) -> tuple[int, int, int, int]:
 def _num_attention_layers(model: PreTrainedModel) -> int:
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return sum("linear" not in kind for kind in kinds)
+    return sum("attention" in kind and "linear" not in kind for kind in kinds)

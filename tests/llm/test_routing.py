@@ -130,6 +130,11 @@ def test_fixed_routing_gives_all_experts_the_same():
     assert torch.isfinite(output).all()
 
 
+def test_a_dense_model_has_no_routing_to_fix():
+    with pytest.raises(ConfigError, match=r"optimization.fix_router: Qwen3ForCausalLM has no experts"):
+        fix_routing(build_model("qwen3"))
+
+
 def test_a_dense_model_has_no_load():
     load = ExpertLoad(build_model("qwen3"))
     assert load.take() == []

@@ -71,6 +71,7 @@ def reach_over_ranks(mixer: nn.Module, functions: Any) -> None:
     mixer.context_parallel = functions
 
 
+@torch.compiler.disable  # it exchanges with other ranks
 def _on_behalf(name: str, own: Callable, *args: Any, context_parallel: Any, **kwargs: Any) -> Any:
     return getattr(context_parallel, name)(own, *args, **kwargs)
 
