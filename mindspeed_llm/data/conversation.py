@@ -13,6 +13,10 @@ class RowError(ValueError):
     """One row of the data cannot be used; the message says why. The row is skipped, reported and counted."""
 
 
+class Content(str):
+    """Text that came from the data, kept apart from the template's own so that it can be tokenised differently."""
+
+
 def check_text(text: str) -> str:
     """The text itself; raises ``RowError`` if it cannot be tokenised, as what a JSON ``"\\ud800"`` becomes."""
     if not text.isascii():

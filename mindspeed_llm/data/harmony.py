@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from mindspeed_llm.data.conversation import RowError, ToolCall
-from mindspeed_llm.data.tool_format import Tool, ToolFormat, function_of, to_json
+from mindspeed_llm.data.conversation import Content, RowError, ToolCall
+from mindspeed_llm.data.tool_format import Tool, ToolFormat, Written, function_of, to_json
 
 _MODEL_S_OWN_BREAK = "\n" + " " * 16  # its chat template was indented, and the model learnt from what came of it
 _SIMPLE = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean"}
@@ -58,21 +58,23 @@ def _type(schema: Mapping[str, Any]) -> str:
     return "object" if kind == "object" else _SIMPLE.get(str(kind), "any")
 
 
-def _call(calls: Sequence[ToolCall]) -> str:
+def _call(calls: Sequence[ToolCall]) -> Written:
     if len(calls) > 1:
         raise RowError("the harmony tool format has no way to write several calls at once")
-    return f" to=functions.{calls[0].name}<|channel|>commentary json<|message|>{to_json(calls[0].arguments)}<|call|>"
+    name, arguments = Content(calls[0].name), Content(to_json(calls[0].arguments))
+    return [" to=functions.", name, "<|channel|>commentary json<|message|>", arguments, "<|call|>"]
 
 
-def _result(call: ToolCall, text: str) -> str:
-    return f"functions.{call.name} to=assistant<|channel|>commentary<|message|>{to_json(text)}"
+def _result(call: ToolCall, text: str) -> Written:
+    channel = " to=assistant<|channel|>commentary<|message|>"
+    return ["functions.", Content(call.name), channel, Content(to_json(text))]
 
 
 HARMONY = ToolFormat(
     "harmony",
     _describe,
     _call,
-    announce=lambda tools: "\nCalls to these tools must go to the commentary channel: 'functions'.",
-    beside=lambda text: f"<|channel|>analysis<|message|>{text}<|end|><|start|>assistant",
+    announce=lambda tools: ["\nCalls to these tools must go to the commentary channel: 'functions'."],
+    beside=lambda text: ["<|channel|>analysis<|message|>", Content(text), "<|end|><|start|>assistant"],
     result=_result,
 )

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from mindspeed_llm.data.conversation import ToolCall
+from mindspeed_llm.data.conversation import Content, ToolCall
 
 Tool = Mapping[str, Any]
+Written = str | list[str]
+"""A text with special tokens of the format's own has its ``Content`` in pieces; any other counts as content whole."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +23,22 @@ class ToolFormat:
     """
 
     name: str
-    describe: Callable[[Sequence[Tool], date], str]
-    call: Callable[[Sequence[ToolCall]], str]
+    describe: Callable[[Sequence[Tool], date], Written]
+    call: Callable[[Sequence[ToolCall]], Written]
     is_dated: bool = False
     """The description contains the date."""
-    llamafactory_call: Callable[[Sequence[ToolCall]], str] | None = None
+    llamafactory_call: Callable[[Sequence[ToolCall]], Written] | None = None
     """How LLaMA-Factory writes calls, where it is not the model's way."""
-    announce: Callable[[Sequence[Tool]], str] = lambda tools: ""
+    announce: Callable[[Sequence[Tool]], Written] = lambda tools: ""
     """What stands for ``{tools}`` in a template's prefix."""
-    beside: Callable[[str], str] = lambda text: text.removesuffix("\n") + "\n"
+    beside: Callable[[str], Written] = lambda text: text.removesuffix("\n") + "\n"
     """How the text beside calls is written before them."""
-    result: Callable[[ToolCall, str], str] | None = None
+    result: Callable[[ToolCall, str], Written] | None = None
     """How the result of a call is written, if it says of which."""
+
+
+def pieces_of(text: Written) -> list[str]:
+    return text if isinstance(text, list) else [Content(text)] if text else []
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

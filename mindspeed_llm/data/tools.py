@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import date
 
-from mindspeed_llm.data.conversation import RowError, ToolCall
+from mindspeed_llm.data.conversation import Content, RowError, ToolCall
 from mindspeed_llm.data.harmony import HARMONY
-from mindspeed_llm.data.tool_format import Tool, ToolFormat, function_of, to_json, wrapped
+from mindspeed_llm.data.tool_format import Tool, ToolFormat, Written, function_of, to_json, wrapped
 from mindspeed_llm.errors import ConfigError
 
 
@@ -72,8 +72,8 @@ def _call_llama3(calls: Sequence[ToolCall]) -> str:
     return to_json(objects[0] if len(objects) == 1 else objects)
 
 
-def _describe_mistral(tools: Sequence[Tool], today: date) -> str:
-    return f"[AVAILABLE_TOOLS] {to_json([wrapped(tool) for tool in tools])}[/AVAILABLE_TOOLS]"
+def _describe_mistral(tools: Sequence[Tool], today: date) -> Written:
+    return ["[AVAILABLE_TOOLS] ", Content(to_json([wrapped(tool) for tool in tools])), "[/AVAILABLE_TOOLS]"]
 
 
 def _call_mistral(calls: Sequence[ToolCall]) -> str:
@@ -148,25 +148,25 @@ def _describe_deepseek(tools: Sequence[Tool], today: date) -> str:
     return f"\n\n## Tools\nYou have access to the following tools:\n{schemas}"
 
 
-def _call_deepseek(calls: Sequence[ToolCall]) -> str:
-    blocks = (
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{to_json(call.arguments)}\n```<｜tool▁call▁end｜>"
-        for call in calls
-    )
-    return "<｜tool▁calls▁begin｜>" + "\n".join(blocks) + "<｜tool▁calls▁end｜>"
+def _call_deepseek(calls: Sequence[ToolCall]) -> Written:
+    pieces = ["<｜tool▁calls▁begin｜>"]
+    for index, call in enumerate(calls):
+        pieces += ["\n" if index else "", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", Content(call.name)]
+        pieces += ["\n```json\n", Content(to_json(call.arguments)), "\n```<｜tool▁call▁end｜>"]
+    return [*pieces, "<｜tool▁calls▁end｜>"]
 
 
-def _announce_kimi(tools: Sequence[Tool]) -> str:
-    return f"<|im_system|>tool_declare<|im_middle|>{to_json([wrapped(tool) for tool in tools])}<|im_end|>"
+def _announce_kimi(tools: Sequence[Tool]) -> Written:
+    schemas = Content(to_json([wrapped(tool) for tool in tools]))
+    return ["<|im_system|>tool_declare<|im_middle|>", schemas, "<|im_end|>"]
 
 
-def _call_kimi(calls: Sequence[ToolCall]) -> str:
-    blocks = "".join(
-        f"<|tool_call_begin|>functions.{call.name}:{call.number}<|tool_call_argument_begin|>{to_json(call.arguments)}"
-        "<|tool_call_end|>"
-        for call in calls
-    )
-    return f"<|tool_calls_section_begin|>{blocks}<|tool_calls_section_end|>"
+def _call_kimi(calls: Sequence[ToolCall]) -> Written:
+    pieces = ["<|tool_calls_section_begin|>"]
+    for call in calls:
+        pieces += ["<|tool_call_begin|>functions.", Content(call.name), f":{call.number}<|tool_call_argument_begin|>"]
+        pieces += [Content(to_json(call.arguments)), "<|tool_call_end|>"]
+    return [*pieces, "<|tool_calls_section_end|>"]
 
 
 def _result_kimi(call: ToolCall, text: str) -> str:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
-from itertools import count
+from itertools import count, groupby
 from typing import NamedTuple
 
-from mindspeed_llm.data.conversation import Conversation, Exchange, Message, RowError, ToolCall
+from mindspeed_llm.data.conversation import Content, Conversation, Exchange, Message, RowError, ToolCall
+from mindspeed_llm.data.tool_format import Written, pieces_of
 from mindspeed_llm.data.tools import ToolFormat, get_tool_format
 
 _TOKENS = re.compile(r"\{(bos|eos)\}")
-
-
-class Content(str):
-    """Text that came from the data, kept apart from the template's own so that it can be tokenised differently."""
 
 
 class SpecialToken(str):
@@ -135,13 +133,13 @@ class Template:
         turns: list[Turn] = []
         calls: tuple[ToolCall, ...] = ()  # of the answer before
         for index, exchange in enumerate(exchanges):
-            source = self._prompt(exchange, calls, tools, system if index == 0 else "", style)
+            source = self._prompt(exchange, calls, tools, system if index == 0 else [], style)
             answer = exchange.answer
             calls = tuple(call._replace(number=next(numbers)) for call in answer.calls)
             if calls:
                 answer = replace(answer, calls=calls)
             if index == 0:
-                source = self._fill(self._prefix(conversation, tools, style), "", style) + source
+                source = self._prefix(conversation, tools, style) + source
             elif self.end_of_history and turns[-1].ends_behind:
                 source = [self.end_of_history, *source]
             is_history = style.forget_thoughts and index < len(exchanges) - 1
@@ -158,39 +156,42 @@ class Template:
         """Whether it tells the model the date."""
         return "{date}" in self.prefix
 
-    def _prefix(self, conversation: Conversation, tools: ToolFormat, style: Style) -> str:
-        announced = tools.announce(conversation.tools) if conversation.tools else ""
-        return self.prefix.replace("{date}", f"{style.today:%Y-%m-%d}").replace("{tools}", announced)
+    def _prefix(self, conversation: Conversation, tools: ToolFormat, style: Style) -> list[Piece]:
+        slot = self.prefix.replace("{date}", f"{style.today:%Y-%m-%d}").replace("{tools}", "{content}")
+        with _schemas():
+            return self._fill(slot, tools.announce(conversation.tools) if conversation.tools else "", style)
 
-    def _system(self, conversation: Conversation, tools: ToolFormat, style: Style) -> str:
+    def _system(self, conversation: Conversation, tools: ToolFormat, style: Style) -> list[str]:
         """The system prompt with the description of the tools behind it."""
         system = conversation.system or (self.default_system if style.default_system is None else style.default_system)
         system = self.instructions.replace("{content}", system, 1) if system else ""
         if not conversation.tools:
-            return system
-        try:
+            return pieces_of(system)
+        with _schemas():
             described = tools.describe(conversation.tools, style.today)
-        except (AttributeError, KeyError, TypeError) as error:
-            raise RowError(f"its tools do not have the form of a JSON schema ({error!r})") from None
-        return system + described if system or style.llamafactory else described.lstrip("\n")
+        if isinstance(described, list):
+            return pieces_of(system) + described
+        return pieces_of(system + described if system or style.llamafactory else described.lstrip("\n"))
 
     def _prompt(
-        self, exchange: Exchange, calls: Sequence[ToolCall], tools: ToolFormat, system: str, style: Style
+        self, exchange: Exchange, calls: Sequence[ToolCall], tools: ToolFormat, system: list[str], style: Style
     ) -> list[Piece]:
         """What is shown before an answer; ``calls`` are those whose results it may be."""
-        slot, contents = self.user, [message.content for message in exchange.prompts]
+        slot, texts = self.user, [message.content for message in exchange.prompts]
+        contents = [pieces_of(text) for text in texts]
         if exchange.prompts[0].role == "tool":
             slot = self.user if self.observation is None else self.observation
             if tools.result:
                 if len(calls) != len(contents):
                     raise RowError(f"there are {len(contents)} results of {len(calls)} tool calls")
-                contents = list(map(tools.result, calls, contents))
+                contents = [pieces_of(tools.result(*result)) for result in zip(calls, texts, strict=True)]
         separator = _QWEN_SEPARATOR if style.llamafactory else self.next_observation
-        content = separator.join(contents)
+        content = contents[0] + [piece for others in contents[1:] for piece in (separator, *others)]
         if not system:
             return self._fill(slot, content, style)
         if self.system_in_user:
-            return self._fill(slot, self.system.replace("{content}", system, 1) + content, style)
+            before, _, after = self.system.partition("{content}")
+            return self._fill(slot, [before, *system, after, *content], style)
         return self._fill(self.system, system, style) + self._fill(slot, content, style)
 
     def _answer(self, answer: Message, tools: ToolFormat, style: Style, is_history: bool) -> tuple[str, list[Piece]]:
@@ -206,25 +207,42 @@ class Template:
             call = (style.llamafactory and tools.llamafactory_call) or tools.call
             beside = tools.beside(content) if content else ""
             try:
-                written = beside + call(answer.calls)
+                written = pieces_of(beside) + pieces_of(call(answer.calls))
             except TypeError as error:  # a value of a columnar file, such as a date
                 raise RowError(f"its tool calls cannot be written as JSON: {error}") from None
             return block, self._fill(self.function or self.assistant, written, style)
         return block, self._fill(self.assistant, content, style)
 
     @staticmethod
-    def _fill(slot: str, content: str, style: Style) -> list[Piece]:
+    def _fill(slot: str, content: Written, style: Style) -> list[Piece]:
         """The slot around the content, cut into pieces at the special tokens."""
         pieces: list[Piece] = []
         for index, part in enumerate(_cut(slot)):
             if index % 2:
                 pieces.append(SpecialToken(part))
-            elif style.isolate_content and "{content}" in part:
-                before, after = part.split("{content}", 1)
-                pieces += [before, Content(content), after]
             else:
-                pieces.append(part.replace("{content}", content, 1))
-        return [piece for piece in pieces if piece]
+                before, found, after = part.partition("{content}")
+                pieces += [before, *pieces_of(content), after] if found else [before]
+        return list(_joined(pieces, style.isolate_content))
+
+
+def _joined(pieces: Iterable[Piece], isolate_content: bool) -> Iterator[Piece]:
+    """Neighbours of one kind as one piece."""
+    whole = pieces if isolate_content else (str(piece) if type(piece) is Content else piece for piece in pieces)
+    for kind, run in groupby((piece for piece in whole if piece), type):
+        if kind is SpecialToken:
+            yield from run
+        else:
+            yield kind("".join(run))
+
+
+@contextmanager
+def _schemas() -> Iterator[None]:
+    """What is written of tools in here spoils its row if they are no schemas."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError) as error:
+        raise RowError(f"its tools do not have the form of a JSON schema ({error!r})") from None
 
 
 @lru_cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from mindspeed_llm.data.conversation import Conversation, Message, RowError, ToolCall
 from mindspeed_llm.data.encode import Document, EncodeOptions, TemplateEncoder, truncated_lengths
-from mindspeed_llm.data.templates import Style, Template, get_template, register_template
+from mindspeed_llm.data.templates import Content, Style, Template, get_template, register_template
 from mindspeed_llm.data.tokenise import Tokeniser
 from mindspeed_llm.errors import ConfigError, DataError
 
@@ -208,6 +210,63 @@ def test_split_special_tokens_keeps_the_datas_text_text(shared_tokenizer: PreTra
     as_text = encode(shared_tokenizer, "chatml", evil, style=style, split_special_tokens=True).input_ids
     assert ((as_text == end).sum(), (as_text == start).sum()) == (2, 2)
     assert shared_tokenizer.decode(as_text) == shared_tokenizer.decode(as_tokens)
+
+
+MARKERS = {
+    "gpt_oss": "<|start|> <|end|> <|message|> <|channel|> <|call|>",
+    "deepseek3": "<｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> "
+    "<｜tool▁call▁end｜> <｜tool▁calls▁end｜> <｜tool▁outputs▁begin｜> <｜tool▁output▁begin｜> "
+    "<｜tool▁output▁end｜> <｜tool▁outputs▁end｜>",
+    "kimi": "<|im_system|> <|im_middle|> <|im_user|> <|im_assistant|> <|tool_calls_section_begin|> <|tool_call_begin|> "
+    "<|tool_call_argument_begin|> <|tool_call_end|> <|tool_calls_section_end|>",
+    "llama3": "<|start_header_id|> <|end_header_id|> <|eot_id|>",
+    "mistral": "[INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS]",
+}
+
+
+@pytest.mark.parametrize("name", MARKERS)
+def test_split_special_tokens_leaves_the_templates_markers_tokens(
+    name: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Around calls, results and schemas; in them the data's are text."""
+    own = MARKERS[name].split()
+    tokenizer.add_tokens([*own, "<|evil|>"], special_tokens=True)
+    style, [evil] = Style(isolate_content=True), tokenizer.convert_tokens_to_ids(["<|evil|>"])
+
+    def conversation(bad: str) -> Conversation:
+        calls = [ToolCall(f"weather{bad}", {"town": f"{town}{bad}"}) for town in "AB"][: 1 if name == "gpt_oss" else 2]
+        results = [Message("tool", f"{number}{bad}") for number in range(len(calls))]
+        answers = Message("assistant", f"Let me look{bad}", tuple(calls)), Message("assistant", f"No{bad}")
+        tools = ({"name": f"weather{bad}", "description": f"Of a town{bad}"},)
+        messages = (Message("user", f"Cold{bad}?"), answers[0], *results, answers[1])
+        return Conversation(messages, system=f"Hi{bad}", tools=tools)
+
+    def markers(ids: np.ndarray) -> list[int]:
+        return [int(token) for token in ids if tokenizer.convert_ids_to_tokens(int(token)) in own]
+
+    plain = encode(tokenizer, name, conversation("")).input_ids
+    assert len(markers(plain)) >= 8
+    split = encode(tokenizer, name, conversation("<|evil|>"), style=style, split_special_tokens=True).input_ids
+    assert evil not in split
+    assert markers(split) == markers(plain)
+    unsplit = encode(tokenizer, name, conversation("<|evil|>")).input_ids
+    assert tokenizer.decode(split) == tokenizer.decode(unsplit)
+    assert (unsplit == evil).sum() >= 7
+
+
+def test_schemas_in_a_prefix_are_no_template() -> None:
+    said = "{content} {bos} {eos} {tools} {date} <|im_end|>"
+    messages = (Message("user", "Hi"), Message("assistant", "Hello"))
+    conversation = Conversation(messages, tools=({"name": "clock", "description": said},))
+    [turn] = get_template("kimi").turns(conversation, Style(isolate_content=True))
+    assert turn.source[0] == "<|im_system|>tool_declare<|im_middle|>"
+    assert isinstance(turn.source[1], Content)
+    assert said in turn.source[1]
+    assert turn.source[2].startswith("<|im_end|>")
+    assert said in get_template("kimi").turns(conversation, Style())[0].source[0]
+    dated = replace(conversation, tools=({"name": "clock", "default": date(2025, 1, 15)},))
+    with pytest.raises(RowError, match="its tools do not have the form of a JSON schema"):
+        get_template("kimi").turns(dated, Style())
 
 
 def test_text_of_the_data_is_no_placeholder(shared_tokenizer: PreTrainedTokenizerBase) -> None:
