@@ -47,8 +47,8 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 def function_of(tool: Tool) -> Tool:
     """The function's own schema, whether or not it is wrapped as ``{"type": "function", "function": ...}``."""
-    return tool["function"] if tool.get("type") == "function" else tool
+    return tool.get("function", tool)
 
 
 def wrapped(tool: Tool) -> Tool:
-    return tool if tool.get("type") == "function" else {"type": "function", "function": tool}
+    return {"type": "function", **tool} if "function" in tool else {"type": "function", "function": tool}

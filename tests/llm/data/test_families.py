@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -20,6 +21,8 @@ from .conftest import ORACLES, TODAY, Prepare, WriteRows, trained_text
 RECORDED = json.loads((ORACLES / "families.json").read_text(encoding="utf-8"))
 CASES = [(family, case) for family, entry in RECORDED["families"].items() for case in entry["texts"]]
 STYLE = Style(enable_thinking=None, forget_thoughts=True, today=TODAY)  # a chat forgets the thoughts of earlier answers
+
+PLAIN = Conversation((Message("user", "Hi"), Message("assistant", "Hello.")))
 
 
 def conversation(name: str, template: Template) -> Conversation:
@@ -142,6 +145,16 @@ def test_text_beside_a_harmony_call_is_a_thought() -> None:
         assert not turn.ends_behind
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama3", "mistral", "kimi", "gpt_oss", "glm4"])
+def test_a_tool_may_be_wrapped_without_its_type(family: str) -> None:
+    tool = {"name": "clock", "description": "The time.", "parameters": {}}
+    texts = set()
+    for given in (tool, {"function": tool}, {"type": "function", "function": tool}):
+        turns = get_template(family).turns(replace(PLAIN, tools=(given,)), STYLE)
+        texts.add("".join(turns[0].source))
+    assert len(texts) == 1
+
+
 def test_llamafactory_writes_its_own(shared_tokenizer: PreTrainedTokenizerBase) -> None:
     """By parity: ReAct calls for DeepSeek and gpt-oss, blank lines where Qwen has no system prompt."""
     style = Style(enable_thinking=None, forget_thoughts=True, today=TODAY, llamafactory=True)
@@ -162,8 +175,7 @@ def test_a_prompt_that_tells_the_date_is_prepared_anew(
     assert get_template("gpt_oss").is_dated
     assert not get_template("qwen3").is_dated
     options = EncodeOptions(cutoff_len=1000, style=STYLE)
-    plain = Conversation((Message("user", "Hi"), Message("assistant", "Hello.")))
     encode = TemplateEncoder(get_template("gpt_oss"), Tokeniser(shared_tokenizer), options)
-    [documents] = encode([plain])
+    [documents] = encode([PLAIN])
     assert not isinstance(documents, RowError)
     assert "Current date: 2025-01-15" in shared_tokenizer.decode(documents[0].input_ids)
