@@ -289,7 +289,7 @@ def test_one_dtype() -> None:
         flash_attention(q, k.bfloat16(), v)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_more_elements_than_int32_counts() -> None:
     """2^31 elements of output; the inputs are expanded, and a window of 4 keys keeps the work small."""
     heads, head_dim, seq = 64, 64, 2**19 + 8

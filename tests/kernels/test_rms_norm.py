@@ -304,7 +304,7 @@ def test_float64_is_exact() -> None:
     assert torch.equal(rms_norm(x), reference.rms_norm(x))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_more_elements_than_int32_counts() -> None:
     """Rows beyond 2^31 elements; the input is one expanded row, so that only the output takes memory."""
     hidden = 2**15

@@ -270,7 +270,7 @@ def test_float64_is_exact() -> None:
     assert all(map(torch.equal, rotary(*inputs), reference.rotary(*inputs)))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_more_elements_than_int32_counts() -> None:
     """Positions beyond 2^31 elements; inputs are expanded from one position, so that only the output takes memory."""
     seq = 2**24 + 8

@@ -155,7 +155,7 @@ def test_float64_is_exact() -> None:
     assert torch.equal(swiglu(gate, up), reference.swiglu(gate, up))
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_more_elements_than_int32_counts() -> None:
     """Rows beyond 2^31 elements; the inputs are expanded rows, so that only the output takes memory."""
     length = 2**15
