@@ -9,7 +9,9 @@ from typing import Any
 from mindspeed_llm.data.conversation import Content, RowError, ToolCall
 from mindspeed_llm.data.tool_format import Tool, ToolFormat, Written, function_of, to_json
 
-_MODEL_S_OWN_BREAK = "\n" + " " * 16  # its chat template was indented, and the model learnt from what came of it
+# Its chat template was indented, and the model learnt from what came of it.
+_MODEL_S_OWN_BREAK = "\n" + " " * 16
+_MODEL_S_OWN_SPACE = " " * 20
 _SIMPLE = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean"}
 
 
@@ -29,9 +31,12 @@ def _declaration(tool: Tool) -> str:
 def _property(name: str, schema: Mapping[str, Any], is_required: bool) -> Iterator[str]:
     if schema.get("description"):
         yield f"// {schema['description']}"
-    default = schema.get("default")
-    written = default if schema.get("enum") else to_json(default)
-    comment = f", // default: {written}" if "default" in schema else ""
+    comment = ""
+    if "default" in schema:
+        is_raw = schema.get("enum") or schema.get("oneOf")
+        comment = f"// default: {schema['default'] if is_raw else to_json(schema['default'])}"
+        if schema.get("enum") or not is_raw:
+            comment = f", {comment}"
     yield f"{name}{'' if is_required else '?'}: {_type(schema)}{comment},"
 
 
@@ -40,12 +45,11 @@ def _type(schema: Mapping[str, Any]) -> str:
     if kind == "array":
         items = schema.get("items") or {}
         inner = _SIMPLE.get(str(items.get("type"))) or (_type(items) if items else "any")
-        return ("any" if len(inner) > 50 else inner) + "[]" + null
-    if isinstance(kind, list):
+        return ("any" if inner == "object | object" or len(inner) > 50 else inner) + "[]" + null
+    if isinstance(kind, list) and kind:
         return " | ".join(kind)
-    if variants := schema.get("oneOf"):
-        has_object = any(variant.get("type") == "object" for variant in variants)
-        return "any" if has_object and len(variants) > 1 else " | ".join(map(_type, variants))
+    if schema.get("oneOf"):
+        return " | \n".join(map(_variant, schema["oneOf"]))
     if kind == "string":
         return " | ".join(f'"{value}"' for value in schema["enum"]) if schema.get("enum") else "string" + null
     if kind == "object" and schema.get("properties"):
@@ -56,6 +60,12 @@ def _type(schema: Mapping[str, Any]) -> str:
         )
         return "{\n" + ", ".join(parts) + "}"
     return "object" if kind == "object" else _SIMPLE.get(str(kind), "any")
+
+
+def _variant(schema: Mapping[str, Any]) -> str:
+    description = f"// {schema['description']}" if schema.get("description") else ""
+    default = f"{_MODEL_S_OWN_SPACE}// default: {to_json(schema['default'])}" if "default" in schema else ""
+    return f"{_type(schema)}{description}{default}"
 
 
 def _call(calls: Sequence[ToolCall]) -> Written:

@@ -208,7 +208,7 @@ class Template:
             beside = tools.beside(content) if content else ""
             try:
                 written = pieces_of(beside) + pieces_of(call(answer.calls))
-            except TypeError as error:  # a value of a columnar file, such as a date
+            except (TypeError, RecursionError) as error:  # a value of a columnar file, such as a date
                 raise RowError(f"its tool calls cannot be written as JSON: {error}") from None
             return block, self._fill(self.function or self.assistant, written, style)
         return block, self._fill(self.assistant, content, style)
@@ -241,7 +241,7 @@ def _schemas() -> Iterator[None]:
     """What is written of tools in here spoils its row if they are no schemas."""
     try:
         yield
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise RowError(f"its tools do not have the form of a JSON schema ({error!r})") from None
 
 

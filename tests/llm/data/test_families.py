@@ -145,6 +145,44 @@ def test_text_beside_a_harmony_call_is_a_thought() -> None:
         assert not turn.ends_behind
 
 
+STRING, NUMBER, OBJECT = {"type": "string"}, {"type": "number"}, {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"oneOf": [OBJECT, NUMBER]}, "object | \nnumber"),
+        ({"oneOf": [STRING | {"description": "D"}, NUMBER | {"default": 1}], "default": "q"},
+         f"string// D | \nnumber{' ' * 20}// default: 1// default: q"),
+        ({"oneOf": [STRING | {"description": "D", "default": "é<"}, NUMBER]},
+         f'string// D{" " * 20}// default: "é<" | \nnumber'),
+        ({"oneOf": [STRING], "enum": ["q"], "default": "q"}, "string, // default: q"),
+        (STRING | {"default": "é<"}, 'string, // default: "é<"'),
+        ({"type": "array", "items": {"type": ["object", "object"]}}, "any[]"),
+        ({"type": "array", "items": {"oneOf": [OBJECT, OBJECT]}}, "object | \nobject[]"),
+        ({"type": []}, "any"),
+        ({"type": [], "oneOf": [STRING]}, "string"),
+        ({"type": ["string", "null"]}, "string | null"),
+        ({"type": "object", "properties": {"b": {"oneOf": [STRING | {"default": 1}, NUMBER]}}},
+         f"{{\nb?: \n{' ' * 16}string{' ' * 20}// default: 1 | \nnumber}}"),
+    ],
+)  # fmt: skip
+def test_types_are_those_of_the_harmony_template(schema: dict[str, object], expected: str) -> None:
+    """What gpt-oss's own chat template made of these schemas."""
+    tool = {"name": "f", "description": "", "parameters": {"properties": {"a": schema}}}
+    [turn] = get_template("gpt_oss").turns(replace(PLAIN, tools=(tool,)), STYLE)
+    assert f"type f = (_: {{\na?: {expected},\n}}) => any;" in "".join(turn.source)
+
+
+def test_a_schema_too_deep_to_write_spoils_its_row() -> None:
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(1000):
+        schema = {"type": "object", "properties": {"a": schema}}
+    tool = {"name": "f", "parameters": schema}
+    with pytest.raises(RowError, match="its tools do not have the form of a JSON schema"):
+        get_template("gpt_oss").turns(replace(PLAIN, tools=(tool,)), STYLE)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "llama3", "mistral", "kimi", "gpt_oss", "glm4"])
 def test_a_tool_may_be_wrapped_without_its_type(family: str) -> None:
     tool = {"name": "clock", "description": "The time.", "parameters": {}}
