@@ -41,8 +41,11 @@ def reference_gradients(
     """
     outputs = reference(*inputs)
     pairs = zip(outputs if isinstance(outputs, tuple) else (outputs,), grad_outputs, strict=True)
-    used = [(output, grad) for output, grad in pairs if grad is not None]
+    # Not every output depends on every input: with constants alone, it has no graph.
+    used = [(output, grad) for output, grad in pairs if grad is not None and output.requires_grad]
     wanted = [t for t in inputs if t is not None and t.requires_grad]
+    if not used:
+        return tuple(torch.zeros_like(t) if t is not None and t.requires_grad else None for t in inputs)
     found = iter(
         torch.autograd.grad([o for o, _ in used], wanted, [g for _, g in used], create_graph=True, allow_unused=True)
     )

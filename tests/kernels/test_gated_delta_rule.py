@@ -231,6 +231,30 @@ def test_second_derivative() -> None:
         torch.testing.assert_close(actual, wanted.float(), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("index", range(5))
+def test_second_derivative_with_constants(index: int) -> None:
+    """The final state does not depend on q, the only input here that a gradient is wanted of."""
+    torch.manual_seed(12)
+
+    def penalty(function, *tensors: Tensor) -> Tensor:
+        leaves = [t.clone().requires_grad_(i == index) for i, t in enumerate(tensors)]
+        out, state = function(*leaves, return_final_state=True)
+        loss = out.square().sum() + state.square().sum()
+        (first,) = torch.autograd.grad(loss, leaves[index], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), leaves[index])[0]
+
+    arguments = inputs(1, 4, 1, 2, 3, 3)
+    expected = penalty(reference.gated_delta_rule, *(t.double() for t in arguments))
+    torch.testing.assert_close(penalty(gated_delta_rule, *arguments), expected.float(), rtol=1e-4, atol=1e-3)
+
+
+def test_no_derivative_is_zero() -> None:
+    q, *others = inputs(1, 4, 1, 2, 3, 3)
+    state = gated_delta_rule(q.requires_grad_(), *others, return_final_state=True)[1]
+    (grad,) = torch.autograd.grad(state.sum(), q, create_graph=True)
+    assert torch.equal(grad, torch.zeros_like(q))
+
+
 def test_reference_gradient() -> None:
     torch.manual_seed(11)
     leaves = [t.double().requires_grad_() for t in (*inputs(1, 4, 1, 2, 3, 2), torch.randn(2, 2, 3, 2))]
