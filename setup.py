@@ -18,6 +18,7 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
+        (output / "_ascendc.so").unlink(missing_ok=True)  # of a former build, for a former torch
         configure = [
             *("cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja"),
             f"-DPython_EXECUTABLE={sys.executable}",
@@ -36,13 +37,12 @@ class CMakeBuild(build_ext):
     def copy_extensions_to_source(self) -> None:
         """Put the extension, and what it was built with, next to the sources."""
         package = self.get_finalized_command("build_py").get_package_dir("mindspeed_kernels")
-        for old in Path(package).glob("_C.*"):
+        for old in (*Path(package).glob("_C.*"), *Path(package).glob("_ascendc.so")):
             old.unlink()  # writing over it would crash the processes that have loaded it
         super().copy_extensions_to_source()
         built = Path(self.build_lib, "mindspeed_kernels")
         shutil.copy2(built / BUILD_INFO, package)
         for kernels in built.glob("_ascendc.so"):  # where CANN is
-            Path(package, kernels.name).unlink(missing_ok=True)
             shutil.copy2(kernels, package)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import setuptools
 
 from mindspeed_kernels import _C
 from mindspeed_kernels._loader import PACKAGE
@@ -40,6 +43,24 @@ def _break(package: Path) -> None:
 def _build_for_newer_torch(package: Path) -> None:
     build = json.loads((package / "_build.json").read_text())
     (package / "_build.json").write_text(json.dumps({**build, "torch": "99.0.0"}))
+
+
+def test_a_build_without_cann_leaves_no_kernels_of_a_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **kwargs: arguments.update(kwargs))
+    runpy.run_path(str(PACKAGE.parent / "setup.py"))
+    build = arguments["cmdclass"]["build_ext"](setuptools.Distribution({"packages": ["mindspeed_kernels"]}))
+    monkeypatch.chdir(tmp_path)
+    package, built = tmp_path / "mindspeed_kernels", tmp_path / "lib" / "mindspeed_kernels"
+    for folder, files in ((package, ("_ascendc.so", "_C.abi3.so")), (built, ("_build.json",))):
+        folder.mkdir(parents=True)
+        for name in files:
+            (folder / name).touch()
+    build.build_lib, build.extensions = str(tmp_path / "lib"), []
+    build.copy_extensions_to_source()
+    assert [file.name for file in package.iterdir()] == ["_build.json"]
 
 
 @pytest.mark.parametrize(
