@@ -68,7 +68,7 @@ def gated_delta_rule(
         k: shape and dtype of ``q``.
         v: ``[batch, seq, value_heads, value_dim]``, dtype of ``q``. ``value_heads`` is a multiple of ``key_heads``;
             neighbouring heads of ``v`` share one of ``q`` and ``k``.
-        g: ``[batch, seq, value_heads]``, any floating dtype: the logarithm of the decay, usually below 0.
+        g: ``[batch, seq, value_heads]``, any floating dtype: the logarithm of the decay, at most 0.
         beta: the same: how much of the error is corrected, usually in 0 to 1.
         scale: factor of the output, ``key_dim ** -0.5`` by default.
         qk_l2norm: divide each vector x of ``q`` and ``k`` by ``sqrt(Σ x² + 1e-6)`` first.
@@ -79,13 +79,13 @@ def gated_delta_rule(
             for tokens outside of all.
 
     Returns:
-        ``out``, shape and dtype of ``v``, the arithmetic in float32; or ``(out, final_state)``, final_state float32
-        ``[sequences, value_heads, key_dim, value_dim]``. Both can be differentiated.
+        ``out``, shape and dtype of ``v``, the arithmetic in float32 (float64 for float64); or ``(out, final_state)``,
+        final_state ``[sequences, value_heads, key_dim, value_dim]`` in the dtype of the arithmetic. Both can be
+        differentiated.
 
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit together.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if not has_kernel(q, k, v, g, beta, initial_state):
         return reference.gated_delta_rule(
             q,
@@ -99,6 +99,8 @@ def gated_delta_rule(
             return_final_state=return_final_state,
             cu_seqlens=cu_seqlens,
         )
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if q.dim() and q.shape[-1] else 1.0  # without keys nothing is read
     out, final_state, _ = torch.ops.mindspeed.gated_delta_rule(
         q, k, v, g, beta, initial_state, on_host(cu_seqlens), scale, qk_l2norm, return_final_state
     )

@@ -53,7 +53,7 @@ def causal_conv1d(
     _check(
         "causal_conv1d",
         bias is None or (bias.shape == weight.shape[:1] and bias.dtype == weight.dtype),
-        lambda: f"bias must have shape {list(weight.shape[:1])} and weight's dtype, but is {bias}",
+        lambda: f"bias must have shape {list(weight.shape[:1])} of {weight.dtype}, as weight, but is {_describe(bias)}",
     )
     tokens = widened(x).flatten(0, 1)
     filters = widened(weight).unbind(1)
@@ -115,7 +115,7 @@ def gated_delta_rule(
     _check_gated_delta_rule(q, k, v, g, beta)
     batch, heads, value_dim = q.shape[0], v.shape[2], v.shape[3]
     dtype = widened(v).dtype
-    wide = [t.to(dtype).flatten(0, 1) for t in (q, k, v, g, beta)]
+    wide = [widened(t).to(dtype).flatten(0, 1) for t in (q, k, v, g, beta)]
     if qk_l2norm:
         wide[:2] = [t * torch.rsqrt(t.square().sum(-1, keepdim=True) + 1e-6) for t in wide[:2]]
     wide[:2] = [t.repeat_interleave(heads // max(1, q.shape[2]), 1) for t in wide[:2]]
@@ -126,7 +126,7 @@ def gated_delta_rule(
         initial_state is None or initial_state.shape == state_shape,
         lambda: f"initial_state must be [sequences, value_heads, key_dim, value_dim] = {list(state_shape)}",
     )
-    initial = wide[2].new_zeros(state_shape) if initial_state is None else initial_state.to(dtype)
+    initial = wide[2].new_zeros(state_shape) if initial_state is None else widened(initial_state).to(dtype)
     outs, states = [], []
     for state, *sequence in zip(initial, *sequences, strict=True):
         reads = [state.new_zeros(0, heads, value_dim)]
@@ -137,7 +137,8 @@ def gated_delta_rule(
             reads.append(torch.einsum("hkv,hk->hv", state, q_)[None])
         outs.append(torch.cat(reads))
         states.append(state)
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = q.shape[3] ** -0.5 if q.shape[3] else 1.0
     out = (scale * join_sequences(outs, wide[2], cu_seqlens)).view(v.shape).to(v.dtype)
     return (out, torch.stack(states) if states else initial) if return_final_state else out
 
@@ -201,6 +202,10 @@ def join_sequences(pieces: list[Tensor], tokens: Tensor, cu_seqlens: Tensor | No
         return joined
     around = [int(cu_seqlens[0]), len(tokens) - int(cu_seqlens[-1])]
     return F.pad(joined, [0, 0] * (joined.dim() - 1) + around)
+
+
+def _describe(tensor: Tensor | None) -> str:
+    return "None" if tensor is None else f"{list(tensor.shape)} of {tensor.dtype}"
 
 
 def _check(op: str, condition: bool, message: Callable[[], str]) -> None:

@@ -287,6 +287,14 @@ def test_errors_name_the_arguments(dtype: torch.dtype, changes, named: list[str]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_keys_and_no_dimensions(dtype: torch.dtype) -> None:
+    arguments = [t.to(dtype) for t in inputs(1, 3, 1, 1, 0, 4)]
+    assert torch.equal(gated_delta_rule(*arguments), torch.zeros(1, 3, 1, 4, dtype=dtype))
+    with pytest.raises(RuntimeError, match=r"gated_delta_rule: .*q is"):
+        gated_delta_rule(torch.ones((), dtype=dtype), *arguments[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_states_and_sequences_must_fit(dtype: torch.dtype) -> None:
     arguments = [t.to(dtype) for t in inputs(2, 3, 1, 1, 8, 4)]
     with pytest.raises(RuntimeError, match=r"initial_state must be .* = \[2, 1, 8, 4\]"):

@@ -22,9 +22,31 @@ from transformers.models.qwen3_next.modeling_qwen3_next import (
     torch_recurrent_gated_delta_rule,
 )
 
+import mindspeed_kernels
 from mindspeed_kernels import reference
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize(
+    ("operator", "shapes"),
+    [
+        (mindspeed_kernels.rms_norm, [(2, 4)]),
+        (mindspeed_kernels.rms_norm_gated, [(2, 4), (2, 4), (4,)]),
+        (mindspeed_kernels.swiglu, [(2, 4)]),
+        (mindspeed_kernels.rotary, [(1, 1, 2, 4), (1, 1, 2, 4), (1, 2, 4), (1, 2, 4)]),
+        (mindspeed_kernels.causal_conv1d, [(1, 2, 4), (4, 2)]),
+        (mindspeed_kernels.gated_delta_rule, [(1, 2, 1, 4)] * 3 + [(1, 2, 1)] * 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_numbers_must_be_floating(operator, shapes, dtype: torch.dtype) -> None:
+    for number in range(len(shapes)):
+        one = [torch.ones(shape, dtype=dtype if i == number else torch.float32) for i, shape in enumerate(shapes)]
+        for tensors in (one, [torch.ones(shape, dtype=dtype) for shape in shapes]):
+            with pytest.raises(RuntimeError):
+                operator(*tensors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
