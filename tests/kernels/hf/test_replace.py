@@ -29,7 +29,8 @@ def everything_in(module: types.ModuleType) -> dict[str, int]:
     for name, value in vars(module).items():
         found[name] = id(value)
         if isinstance(value, type | types.FunctionType):
-            found |= {f"{name}.{key}": id(v) for key, v in vars(value).items()}
+            # copy.deepcopy notes in a class where its slots are, the first time that it meets it.
+            found |= {f"{name}.{key}": id(v) for key, v in vars(value).items() if key != "__slotnames__"}
         if isinstance(value, types.FunctionType):
             found |= {f"{name}.__code__": id(value.__code__), f"{name}.__globals__": id(value.__globals__)}
     return found
