@@ -31,14 +31,19 @@ def uses_interface(module: nn.Module) -> bool:
 
 
 def attention_layers(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """The elements of module lists that hold attention modules, the outermost of each."""
+    """The elements of module lists that hold attention modules, the outermost of each.
+
+    All elements, also those without attention of their own, as hybrid models have: none of a list computes when others
+    stand in for its elements.
+    """
     lists = {path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    layers = {}
+    layers: dict[str, nn.Module] = {}
     for path in modules:
         ancestors = itertools.accumulate(path.split("."), "{}.{}".format)
         layer = next((p for p in ancestors if p.rpartition(".")[0] in lists), None)
         if layer is not None:
-            layers[layer] = model.get_submodule(layer)
+            parent = layer.rpartition(".")[0]
+            layers |= {f"{parent}.{name}": child for name, child in model.get_submodule(parent).named_children()}
     return layers
 
 

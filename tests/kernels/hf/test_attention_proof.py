@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from mindspeed_kernels import hf
-from tests.kernels.hf.models import distance, make, tokens
+from tests.kernels.hf.models import build, distance, make, tokens
 from tests.kernels.hf.test_attention import BATCHES, MODELS, run
 
 
@@ -40,6 +40,13 @@ def on_meta(model: PreTrainedModel) -> PreTrainedModel:
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, torch.nn.Parameter(parameter.to("meta")))
     return model
+
+
+def test_a_hybrid_without_weights() -> None:
+    """Its first layer has no attention, and nothing to compute linear attention with yet."""
+    model = on_meta(build("qwen3_next"))
+    report = hf.use_attention(model)
+    assert report.switched, str(report)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
