@@ -19,6 +19,7 @@ from mindspeed_llm.parallel.structure import decoder_layers
 aten, mindspeed = torch.ops.aten, torch.ops.mindspeed
 KEPT = [
     mindspeed.flash_attention_forward.default,
+    mindspeed.gated_delta_rule.default,
     torch.ops.mindspeed_llm.ring_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention.default,

@@ -14,8 +14,6 @@ from mindspeed_llm.config import ParallelConfig
 from mindspeed_llm.parallel.recompute import apply_recompute
 from tests.llm.parallel.cases import VOCAB, build_model
 
-LAYERS = 2  # of every model here
-
 
 class Runs(TorchDispatchMode):
     """How often operators run."""
@@ -34,7 +32,7 @@ def train(name: str, fused: bool, **parallel: Any) -> tuple[Counter[str], list[t
     model = build_model(name)
     if fused:
         assert hf.use_attention(model).switched
-        assert hf.apply(model, ops=["experts"]).fused("experts")
+        hf.apply(model, ops=["experts", "linear_attention"])
     apply_recompute(model, ParallelConfig(**parallel))
     ids = torch.randint(0, VOCAB, (2, 16), generator=torch.Generator().manual_seed(0))
     with Runs() as runs:
@@ -43,19 +41,20 @@ def train(name: str, fused: bool, **parallel: Any) -> tuple[Counter[str], list[t
 
 
 @pytest.mark.parametrize(
-    ("fused", "kept"),
+    ("name", "fused", "kept"),
     [
-        (True, {"mindspeed::flash_attention_forward": 1, "mindspeed::fused_experts": 1}),
-        (False, {"aten::_scaled_dot_product_flash_attention_for_cpu": 1}),
+        ("qwen3_moe", True, {"mindspeed::flash_attention_forward": 2, "mindspeed::fused_experts": 2}),
+        ("qwen3_moe", False, {"aten::_scaled_dot_product_flash_attention_for_cpu": 2}),
+        ("qwen3_next", True, {"mindspeed::gated_delta_rule": 1}),
     ],
 )
-def test_selective_runs_attention_and_experts_once(fused, kept):
-    once, expected = train("qwen3_moe", fused)
-    twice, *full = train("qwen3_moe", fused, recompute=True)
-    selective, *kept_gradients = train("qwen3_moe", fused, recompute=True, recompute_mode="selective")
-    for operator, per_layer in kept.items():
-        assert once[operator] >= per_layer * LAYERS
-        assert twice[operator] - once[operator] == per_layer * LAYERS, operator
+def test_selective_runs_attention_and_experts_once(name, fused, kept):
+    once, expected = train(name, fused)
+    twice, *full = train(name, fused, recompute=True)
+    selective, *kept_gradients = train(name, fused, recompute=True, recompute_mode="selective")
+    for operator, layers in kept.items():
+        assert once[operator] >= layers
+        assert twice[operator] - once[operator] == layers, operator
         assert selective[operator] == once[operator], operator
     assert selective["aten::rsqrt"] == twice["aten::rsqrt"] > once["aten::rsqrt"]  # norms are run again
     for (gradients,) in (full, kept_gradients):
