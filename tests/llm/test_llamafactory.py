@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mindspeed_llm.config import Config, load_config
@@ -79,16 +80,16 @@ def test_steps_of_two_ranks(name, layout, tmp_path):
     assert_steps_equal(case, read_metrics(tmp_path / "out" / "metrics.jsonl"))
 
 
-def first_step(case: dict, output_dir: Path, **training) -> dict:
-    configuration(case, output_dir, max_steps=1, **training)
+def steps(case: dict, output_dir: Path, **training) -> list[dict]:
+    configuration(case, output_dir, **training)
     assert main([str(output_dir.with_suffix(".yaml"))]) == 0
-    return read_metrics(output_dir / "metrics.jsonl")[0]
+    return read_metrics(output_dir / "metrics.jsonl")
 
 
 def test_without_parity_labels_that_are_no_targets_do_not_count(tmp_path):
     """It divides by all 512 labels of four rows, ours by those targets that have their text before them."""
     case = load("I_pt")
-    ours = first_step(case, tmp_path / "out", parity="none")
+    (ours,) = steps(case, tmp_path / "out", max_steps=1, parity="none")
     assert (case["steps"][0]["num_items"], ours["label_tokens"]) == (512, 503)
 
 
@@ -97,6 +98,14 @@ def test_without_parity_the_balancing_loss_does_not_grow_with_the_accumulation(t
     # torchtitan#3000: a balancing loss over micro-batches is not that of the step; see docs/experts.md.
     case = load("J_moe_aux")
     case["config"] |= {"dataset": "own_sharegpt", "template": "chatml"}  # of which both make the same rows
-    ours, theirs = (first_step(case, tmp_path / parity, parity=parity) for parity in ("none", "llamafactory"))
-    assert theirs["loss"] - ours["loss"] == pytest.approx(0.02 * 2 * ours["aux_loss"], rel=0.05)
-    assert theirs["aux_loss"] == pytest.approx(2 * ours["aux_loss"], rel=0.05)
+    (ours,), (theirs,) = (
+        steps(case, tmp_path / parity, max_steps=1, parity=parity) for parity in ("none", "llamafactory")
+    )
+    # The micro-batches of that step, each as a step of its own that changes nothing.
+    alone = steps(case, tmp_path / "alone", max_steps=2, gradient_accumulation_steps=1, lr=0, parity="none")
+    tokens = [record["tokens"] for record in alone]
+    of_both = [record["aux_loss"] for record in alone]
+    assert sum(tokens) == ours["tokens"]
+    assert theirs["aux_loss"] == pytest.approx(sum(of_both), rel=1e-6)
+    assert ours["aux_loss"] == pytest.approx(np.average(of_both, weights=tokens), rel=1e-6)
+    assert theirs["loss"] - ours["loss"] == pytest.approx(0.02 * theirs["aux_loss"], abs=1e-6 * theirs["loss"])

@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerBase
 
@@ -149,13 +148,13 @@ def test_packed_rows_keep_a_token_free_are_padded_and_train_across_documents(
 
 
 def test_labels_are_counted_before_the_shift(prepare: Prepare) -> None:
-    """With ``train_on_prompt`` the divisor is larger by one for each row, the loss smaller by 1 in 120."""
+    """With ``train_on_prompt`` the divisor is larger by one for each row, the loss smaller by 79 in 9389."""
     theirs = prepare("own_alpaca", template="qwen3", train_on_prompt=True, parity="llamafactory")
     batch = Collator(0)([theirs.train[index] for index in range(len(theirs.train))])
     targets = int((batch["labels"] != -100).sum())
-    assert batch.num_unshifted_labels - targets == len(theirs.train) == 79
+    assert len(theirs.train) == 79
+    assert (batch.num_unshifted_labels, targets) == (9389, 9389 - 79)
     assert targets == count(theirs).targets
-    assert np.isclose(79 / batch.num_unshifted_labels, 1 / 119, rtol=0.01)
     rows = prepare("own_alpaca", template="qwen3").train
     answers_only = Collator(0)([rows[index] for index in range(len(rows))])
     assert answers_only.num_unshifted_labels == int((answers_only["labels"] != -100).sum())
