@@ -171,7 +171,7 @@ def _backward(
 
         def apply(
             q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial_state: Tensor | None
-        ) -> tuple[Tensor, Tensor]:
+        ) -> Tensor | tuple[Tensor, Tensor]:
             return reference.gated_delta_rule(
                 q,
                 k,

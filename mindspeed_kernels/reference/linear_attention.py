@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -64,38 +64,6 @@ def causal_conv1d(
         y = y if bias is None else y + widened(bias)
         pieces.append(F.silu(y) if activation == "silu" else y)
     return join_sequences(pieces, tokens, cu_seqlens).view(x.shape).to(x.dtype)
-
-
-@overload
-def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    scale: float | None = None,
-    qk_l2norm: bool = False,
-    initial_state: Tensor | None = None,
-    return_final_state: Literal[True],
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    *,
-    scale: float | None = None,
-    qk_l2norm: bool = False,
-    initial_state: Tensor | None = None,
-    return_final_state: bool = False,
-    cu_seqlens: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
 
 
 def gated_delta_rule(

@@ -62,6 +62,26 @@ def in_double(function: Callable[..., Any], inputs: Sequence[Tensor], grad_outpu
     return gradients(function, [t.double() for t in inputs], [g.double() for g in grad_outputs])
 
 
+def check_second_derivative(
+    function: Callable[..., Any], definition: Callable[..., Any], inputs: Sequence[Tensor]
+) -> None:
+    """Hold the gradient of a gradient in float32 against that of the definition in float64.
+
+    It is that of Σ |∂L/∂x|², the sum over the inputs x, where L is the sum of the outputs' cubes.
+    """
+
+    def penalty(f: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        outputs = f(*leaves)
+        loss = sum(o.pow(3).sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,)))
+        first = torch.autograd.grad(loss, leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
+
+    expected = penalty(definition, [t.double() for t in inputs])
+    for index, (actual, wanted) in enumerate(zip(penalty(function, inputs), expected, strict=True)):
+        assert_close(actual, wanted, f"second derivative of input {index}")
+
+
 def on_threads(counts: Sequence[int], function: Callable[[], Any]) -> list[Any]:
     """The results of ``function()`` with each number of threads."""
     before = torch.get_num_threads()

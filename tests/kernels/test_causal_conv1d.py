@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mindspeed_kernels import causal_conv1d, reference
-from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, gradients, in_double, on_threads
+from tests.kernels.compare import (
+    KERNEL_DTYPES,
+    LAYOUTS,
+    assert_close,
+    check_second_derivative,
+    gradients,
+    in_double,
+    on_threads,
+)
 
 
 def check(x: Tensor, weight: Tensor, bias: Tensor | None = None, grad_layout: str = "contiguous", **options) -> None:
@@ -49,9 +57,9 @@ def test_values_and_gradients(dtype: torch.dtype, shape: tuple[int, ...], width:
 def test_equals_convolution_in_pytorch() -> None:
     torch.manual_seed(1)
     x, weight, bias = inputs(2, 9, 6, 4)
-    padded = F.conv1d(x.transpose(1, 2), weight.unsqueeze(1), bias, padding=3, groups=6)
+    padded = F.conv1d(x.transpose(1, 2).double(), weight.unsqueeze(1).double(), bias.double(), padding=3, groups=6)
     expected = F.silu(padded[..., :9]).transpose(1, 2)
-    torch.testing.assert_close(causal_conv1d(x, weight, bias), expected, rtol=1e-5, atol=1e-6)
+    assert_close(causal_conv1d(x, weight, bias), expected, "y")
 
 
 @settings(max_examples=25, deadline=None)
@@ -115,16 +123,7 @@ def test_thread_count_does_not_show() -> None:
 
 def test_second_derivative() -> None:
     torch.manual_seed(5)
-
-    def penalty(function, *arguments: Tensor) -> tuple[Tensor, ...]:
-        leaves = [t.clone().requires_grad_() for t in arguments]
-        first = torch.autograd.grad(function(*leaves).pow(2).sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
-
-    arguments = inputs(2, 5, 3, 4)
-    expected = penalty(reference.causal_conv1d, *(t.double() for t in arguments))
-    for actual, wanted in zip(penalty(causal_conv1d, *arguments), expected, strict=True):
-        torch.testing.assert_close(actual, wanted.float(), rtol=1e-4, atol=1e-3)
+    check_second_derivative(causal_conv1d, reference.causal_conv1d, inputs(2, 5, 3, 4))
 
 
 def test_reference_gradient() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from mindspeed_kernels import flash_attention, reference
 from tests.kernels.attention_calls import check, ends, randoms, run
-from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, on_threads
+from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, check_second_derivative, on_threads
 from tests.kernels.dense_attention import dense_attention
 
 
@@ -215,17 +217,13 @@ def test_half_precision_rounds_once() -> None:
 
 def test_second_derivative() -> None:
     torch.manual_seed(18)
+
+    def options(function: Callable, *inputs: Tensor) -> Any:
+        *qkv, sinks = inputs
+        return function(*qkv, sinks=sinks, window=5, softcap=3.0, return_logsumexp=True)
+
     inputs = randoms((1, 7, 2, 4), (1, 7, 1, 4), (1, 7, 1, 4), (2,))
-
-    def penalty(function: Callable, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        q, k, v, sinks = leaves = [t.to(dtype, copy=True).requires_grad_() for t in inputs]
-        out, logsumexp = function(q, k, v, sinks=sinks, window=5, softcap=3.0, return_logsumexp=True)
-        first = torch.autograd.grad(out.pow(3).sum() + logsumexp.square().sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
-
-    expected = penalty(reference.flash_attention, torch.float64)
-    for actual, e in zip(penalty(flash_attention, torch.float32), expected, strict=True):
-        torch.testing.assert_close(actual, e.float(), rtol=1e-4, atol=1e-4)
+    check_second_derivative(partial(options, flash_attention), partial(options, reference.flash_attention), inputs)
 
 
 def test_backward_operator_cannot_be_differentiated_silently() -> None:

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mindspeed_kernels import fused_experts, reference
-from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, gradients, in_double, on_threads
+from tests.kernels.compare import (
+    KERNEL_DTYPES,
+    LAYOUTS,
+    assert_close,
+    check_second_derivative,
+    gradients,
+    in_double,
+    on_threads,
+)
 
 GPT_OSS = {"transposed": True, "interleaved": True, "alpha": 1.702, "limit": 7.0, "up_offset": 1.0}
 
@@ -230,15 +238,7 @@ def test_clamped_elements_get_no_gradient() -> None:
 def test_second_derivative() -> None:
     torch.manual_seed(5)
     problem = Problem(4, 6, 3, 2, 2, bias=True)
-
-    def penalty(function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-        leaves = [t.clone().requires_grad_() for t in inputs]
-        first = torch.autograd.grad(function(*leaves).pow(2).sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
-
-    expected = penalty(problem.definition, [t.double() for t in problem.inputs])
-    for actual, wanted in zip(penalty(problem.fused, problem.inputs), expected, strict=True):
-        torch.testing.assert_close(actual, wanted.float(), rtol=1e-3, atol=1e-4 * wanted.abs().max().item())
+    check_second_derivative(problem.fused, problem.definition, problem.inputs)
 
 
 def test_backward_operator_cannot_be_differentiated_silently() -> None:

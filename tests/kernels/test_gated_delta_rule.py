@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mindspeed_kernels import gated_delta_rule, reference
-from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, gradients, on_threads
+from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, check_second_derivative, gradients, on_threads
 
 NAMES = ("grad_q", "grad_k", "grad_v", "grad_g", "grad_beta", "grad_initial_state")
 
@@ -219,16 +221,11 @@ def test_thread_count_does_not_show() -> None:
 
 def test_second_derivative() -> None:
     torch.manual_seed(10)
-
-    def penalty(function, *tensors: Tensor) -> tuple[Tensor, ...]:
-        leaves = [t.clone().requires_grad_() for t in tensors]
-        first = torch.autograd.grad(function(*leaves, qk_l2norm=True).pow(2).sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves)
-
-    arguments = inputs(1, 4, 1, 2, 3, 3)
-    expected = penalty(reference.gated_delta_rule, *(t.double() for t in arguments))
-    for actual, wanted in zip(penalty(gated_delta_rule, *arguments), expected, strict=True):
-        torch.testing.assert_close(actual, wanted.float(), rtol=1e-4, atol=1e-3)
+    check_second_derivative(
+        partial(gated_delta_rule, qk_l2norm=True),
+        partial(reference.gated_delta_rule, qk_l2norm=True),
+        inputs(1, 4, 1, 2, 3, 3),
+    )
 
 
 @pytest.mark.parametrize("index", range(5))
@@ -236,16 +233,15 @@ def test_second_derivative_with_constants(index: int) -> None:
     """The final state does not depend on q, the only input here that a gradient is wanted of."""
     torch.manual_seed(12)
 
-    def penalty(function, *tensors: Tensor) -> Tensor:
-        leaves = [t.clone().requires_grad_(i == index) for i, t in enumerate(tensors)]
-        out, state = function(*leaves, return_final_state=True)
-        loss = out.square().sum() + state.square().sum()
-        (first,) = torch.autograd.grad(loss, leaves[index], create_graph=True)
-        return torch.autograd.grad(first.square().sum(), leaves[index])[0]
-
     arguments = inputs(1, 4, 1, 2, 3, 3)
-    expected = penalty(reference.gated_delta_rule, *(t.double() for t in arguments))
-    torch.testing.assert_close(penalty(gated_delta_rule, *arguments), expected.float(), rtol=1e-4, atol=1e-3)
+
+    def of_one(function: Callable[..., Any], tensor: Tensor) -> Any:
+        tensors = [t.to(tensor.dtype) for t in arguments]
+        tensors[index] = tensor
+        return function(*tensors, return_final_state=True)
+
+    of_ours, definition = (partial(of_one, f) for f in (gated_delta_rule, reference.gated_delta_rule))
+    check_second_derivative(of_ours, definition, (arguments[index],))
 
 
 def test_no_derivative_is_zero() -> None:

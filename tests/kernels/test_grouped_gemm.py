@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mindspeed_kernels import grouped_gemm, reference
-from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, gradients, in_double, on_threads
+from tests.kernels.compare import (
+    KERNEL_DTYPES,
+    LAYOUTS,
+    assert_close,
+    check_second_derivative,
+    gradients,
+    in_double,
+    on_threads,
+)
 
 
 def offsets_of(sizes: list[int]) -> Tensor:
@@ -149,18 +157,12 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 
 def test_second_derivative() -> None:
     torch.manual_seed(4)
-    inputs = torch.randn(5, 6), torch.randn(2, 4, 6)
-    offsets = torch.tensor([3, 5])
-
-    def penalty(function, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
-        y = function(x, weight, offsets).pow(3).sum()
-        first = torch.autograd.grad(y, (x, weight), create_graph=True)
-        return torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (x, weight))
-
-    expected = penalty(reference.grouped_gemm, *(t.double() for t in inputs))
-    for a, b in zip(penalty(grouped_gemm, *inputs), expected, strict=True):
-        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4 * b.abs().max().item())
+    inputs, offsets = (torch.randn(5, 6), torch.randn(2, 4, 6)), torch.tensor([3, 5])
+    check_second_derivative(
+        lambda x, weight: grouped_gemm(x, weight, offsets),
+        lambda x, weight: reference.grouped_gemm(x, weight, offsets),
+        inputs,
+    )
 
 
 @pytest.mark.parametrize(

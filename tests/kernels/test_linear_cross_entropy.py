@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from mindspeed_kernels import linear_cross_entropy, reference
 from mindspeed_kernels.ops import linear_cross_entropy as op
-from tests.kernels.compare import KERNEL_DTYPES, assert_close, gradients, in_double, on_threads
+from tests.kernels.compare import KERNEL_DTYPES, assert_close, check_second_derivative, gradients, in_double, on_threads
 
 IGNORED = -100
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -262,16 +262,11 @@ def test_thread_count_does_not_show() -> None:
 @pytest.mark.parametrize("reduction", ["sum", "none"])
 def test_second_derivative(reduction: str) -> None:
     hidden, weight, _, targets = problem(5, 4, 7, torch.float32)
-
-    def penalty(function, hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        hidden, weight = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
-        loss = function(hidden, weight, targets, reduction=reduction).square().sum()
-        first = torch.autograd.grad(loss, (hidden, weight), create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), (hidden, weight))
-
-    expected = penalty(reference.linear_cross_entropy, hidden.double(), weight.double())
-    for actual, e in zip(penalty(linear_cross_entropy, hidden, weight), expected, strict=True):
-        torch.testing.assert_close(actual, e.float(), rtol=1e-4, atol=1e-4)
+    loss, definition = (
+        lambda hidden, weight, f=f: f(hidden, weight, targets, reduction=reduction)
+        for f in (linear_cross_entropy, reference.linear_cross_entropy)
+    )
+    check_second_derivative(loss, definition, (hidden, weight))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

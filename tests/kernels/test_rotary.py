@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mindspeed_kernels import reference, rotary
-from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, gradients, in_double, on_threads
+from tests.kernels.compare import (
+    KERNEL_DTYPES,
+    LAYOUTS,
+    assert_close,
+    check_second_derivative,
+    gradients,
+    in_double,
+    on_threads,
+)
 
 # How q and k, [batch, heads, seq, head_dim], lie in memory.
 HEAD_LAYOUTS = {
@@ -220,18 +228,12 @@ def test_larger_than_the_cache(layout: str, rotary_dim: int, interleaved: bool) 
 
 def test_second_derivative() -> None:
     torch.manual_seed(10)
-    inputs = make()
-
-    def penalty(function, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        q, k = q.clone().requires_grad_(), k.clone().requires_grad_()
-        q_out, k_out = function(q, k, cos, sin)
-        first = torch.autograd.grad(q_out.pow(3).sum() + k_out.pow(3).sum(), (q, k), create_graph=True)
-        return torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (q, k))
-
-    for actual, expected in zip(
-        penalty(rotary, *inputs), penalty(reference.rotary, *(t.double() for t in inputs)), strict=True
-    ):
-        torch.testing.assert_close(actual, expected.float(), rtol=1e-4, atol=1e-3)
+    q, k, cos, sin = make()
+    check_second_derivative(
+        lambda q, k: rotary(q, k, cos, sin),
+        lambda q, k: reference.rotary(q, k, cos.double(), sin.double()),
+        (q, k),
+    )
 
 
 def test_angles_that_need_gradients_get_them() -> None:

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mindspeed_kernels import reference, swiglu
-from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, gradients, in_double, on_threads
+from tests.kernels.compare import (
+    KERNEL_DTYPES,
+    LAYOUTS,
+    assert_close,
+    check_second_derivative,
+    gradients,
+    in_double,
+    on_threads,
+)
 
 
 def check(*inputs: Tensor, grad_layout: str = "contiguous") -> None:
@@ -111,15 +119,7 @@ def test_larger_than_the_cache(dtype: torch.dtype) -> None:
 
 def test_second_derivative() -> None:
     torch.manual_seed(5)
-    inputs = torch.randn(2, 3, 6)
-
-    def penalty(function, gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
-        gate, up = gate.clone().requires_grad_(), up.clone().requires_grad_()
-        first = torch.autograd.grad(function(gate, up).pow(2).sum(), (gate, up), create_graph=True)
-        return torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), (gate, up))
-
-    for actual, expected in zip(penalty(swiglu, *inputs), penalty(reference.swiglu, *inputs.double()), strict=True):
-        torch.testing.assert_close(actual, expected.float(), rtol=1e-4, atol=1e-4)
+    check_second_derivative(swiglu, reference.swiglu, torch.randn(2, 3, 6).unbind())
 
 
 def test_backward_operator_cannot_be_differentiated_silently() -> None:
