@@ -15,8 +15,11 @@ namespace {
 
 #ifdef MINDSPEED_X86
 // Linux gives a process the tile registers only on request.
-bool request_amx_tiles() {
-#ifdef __linux__
+bool has_amx_tiles() {
+#if defined(MINDSPEED_EMULATE_AMX)
+  return true;
+#elif defined(__linux__)
+  if (!(__builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16"))) return false;
   constexpr int kArchRequestXcompPermission = 0x1023, kXfeatureTileData = 18;
   return syscall(SYS_arch_prctl, kArchRequestXcompPermission, kXfeatureTileData) == 0;
 #else
@@ -33,9 +36,7 @@ Capability detect() {
         __builtin_cpu_supports("avx512vl")))
     return Capability::kAvx2;
   if (!__builtin_cpu_supports("avx512bf16")) return Capability::kAvx512;
-  if (!(__builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") && request_amx_tiles()))
-    return Capability::kAvx512Bf16;
-  return Capability::kAmx;
+  return has_amx_tiles() ? Capability::kAmx : Capability::kAvx512Bf16;
 }
 #else
 Capability detect() { return Capability::kDefault; }

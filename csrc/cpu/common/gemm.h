@@ -1,41 +1,65 @@
 // Products of matrices inside a kernel, on the calling thread.
 //
 // Operands are float32, bfloat16 or float16, sums are float32. Where there is an instruction for it, bfloat16 is
-// multiplied as such (gemm_tile.h); otherwise half precision is widened while it is packed.
+// multiplied as such (gemm_amx.h, gemm_tile.h); otherwise half precision is widened while it is packed.
 #pragma once
 
 #include <type_traits>
 
 #include "float_buffer.h"
+#include "gemm_amx.h"
 #include "gemm_pack.h"
 
 namespace mindspeed::cpu::MINDSPEED_ISA {
 namespace {
 
-// The blocks of A and B that are packed at a time. A block of A, 256 KB, stays in the second-level cache while the
-// panels of B pass; the longer the depth, the less often is C read and written, and the wider B, the less often is A
-// packed.
-constexpr int64_t kBlockUnits = 512;
-constexpr int64_t kBlockRows = 16 * kTileRows;
-constexpr int64_t kBlockColumns = 1056 / kTileColumns * kTileColumns;
+// Blocks of A and B multiplied by vector instructions, for all element types and levels.
+template <class T>
+struct VectorProduct {
+  // What is packed at a time. A block of A, 256 KB, stays in the second-level cache while the panels of B pass; the
+  // longer the depth, the less often is C read and written, and the wider B, the less often is A packed.
+  static constexpr int64_t kBlockUnits = 512, kBlockRows = 16 * kTileRows;
+  static constexpr int64_t kBlockDepth = kBlockUnits * kDepthPerUnit<T>;
+  static constexpr int64_t kBlockColumns = 1056 / kTileColumns * kTileColumns;
+  static constexpr int64_t kDepthUnit = kLanes * kDepthPerUnit<T>, kRowUnit = kTileRows, kColumnUnit = kTileColumns;
+  static constexpr int64_t kSizeA = kBlockRows / kTileRows * panel_size(kBlockUnits, kTileRows);
+  static constexpr int64_t kSizeB = kBlockColumns / kTileColumns * panel_size(kBlockUnits, kTileColumns);
+
+  static void pack_a(const Matrix<T>& a, int64_t rows, int64_t depth, float* packed) {
+    pack<T, kTileRows>(a, rows, depth, packed);
+  }
+
+  static void pack_b(const Matrix<T>& b, int64_t columns, int64_t depth, float* packed) {
+    pack<T, kTileColumns>(b.transpose(), columns, depth, packed);
+  }
+
+  // C [rows, columns] (+)= A · B, both packed.
+  template <class C>
+  static void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, C* c,
+                       int64_t stride, bool accumulate) {
+    const int64_t units = units_of<T>(depth);
+    for (int64_t j = 0; j < columns; j += kTileColumns, b += panel_size(units, kTileColumns)) {
+      const float* panel = a;
+      for (int64_t i = 0; i < rows; i += kTileRows, panel += panel_size(units, kTileRows))
+        multiply_partial_tile<T>(units, panel, b, c + i * stride + j, stride, std::min<int64_t>(kTileRows, rows - i),
+                                 std::min<int64_t>(kTileColumns, columns - j), accumulate);
+    }
+  }
+};
+
+#ifdef MINDSPEED_AMX
+template <class T>
+using BlockProduct = std::conditional_t<std::is_same_v<T, bfloat16>, AmxProduct, VectorProduct<T>>;
+#else
+template <class T>
+using BlockProduct = VectorProduct<T>;
+#endif
 
 // What one thread packs operands into. A kernel makes one for all its products.
 struct GemmBuffers {
-  FloatBuffer a{kBlockRows / kTileRows * panel_size(kBlockUnits, kTileRows)};
-  FloatBuffer b{kBlockColumns / kTileColumns * panel_size(kBlockUnits, kTileColumns)};
+  FloatBuffer a{std::max(VectorProduct<float>::kSizeA, BlockProduct<bfloat16>::kSizeA)};
+  FloatBuffer b{std::max(VectorProduct<float>::kSizeB, BlockProduct<bfloat16>::kSizeB)};
 };
-
-// The packed blocks' part of C.
-template <class T, class C>
-void multiply_blocks(int64_t rows, int64_t columns, int64_t units, const float* a, const float* b, C* c, int64_t stride,
-                     bool accumulate) {
-  for (int64_t j = 0; j < columns; j += kTileColumns, b += panel_size(units, kTileColumns)) {
-    const float* panel = a;
-    for (int64_t i = 0; i < rows; i += kTileRows, panel += panel_size(units, kTileRows))
-      multiply_partial_tile<T>(units, panel, b, c + i * stride + j, stride, std::min<int64_t>(kTileRows, rows - i),
-                               std::min<int64_t>(kTileColumns, columns - j), accumulate);
-  }
-}
 
 // The size of the blocks that a dimension is cut into: all about alike, multiples of `unit`, and at most `largest`.
 constexpr int64_t block_size(int64_t length, int64_t largest, int64_t unit) {
@@ -51,19 +75,21 @@ void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
           bool accumulate, const GemmBuffers& buffers) {
   if (k == 0 && !accumulate)
     for (int64_t i = 0; i < m; ++i) __builtin_memset(c + i * stride, 0, n * sizeof(C));
-  const int64_t block_rows = block_size(m, kBlockRows, kTileRows);
-  const int64_t block_columns = block_size(n, kBlockColumns, kTileColumns);
-  const int64_t block_depth = block_size(k, kBlockUnits * kDepthPerUnit<T>, kLanes * kDepthPerUnit<T>);
+  using Product = BlockProduct<T>;
+  const Product product{};
+  const int64_t block_rows = block_size(m, Product::kBlockRows, Product::kRowUnit);
+  const int64_t block_columns = block_size(n, Product::kBlockColumns, Product::kColumnUnit);
+  const int64_t block_depth = block_size(k, Product::kBlockDepth, Product::kDepthUnit);
   for (int64_t j = 0; j < n; j += block_columns) {
     const int64_t columns = std::min(block_columns, n - j);
     for (int64_t d = 0; d < k; d += block_depth) {
-      const int64_t depth = std::min(block_depth, k - d), units = units_of<T>(depth);
-      pack<T, kTileColumns>(b.from(d, j).transpose(), columns, depth, buffers.b.data());
+      const int64_t depth = std::min(block_depth, k - d);
+      product.pack_b(b.from(d, j), columns, depth, buffers.b.data());
       for (int64_t i = 0; i < m; i += block_rows) {
         const int64_t rows = std::min(block_rows, m - i);
-        pack<T, kTileRows>(a.from(i, d), rows, depth, buffers.a.data());
-        multiply_blocks<T>(rows, columns, units, buffers.a.data(), buffers.b.data(), c + i * stride + j, stride,
-                           accumulate || d > 0);
+        product.pack_a(a.from(i, d), rows, depth, buffers.a.data());
+        product.multiply(rows, columns, depth, buffers.a.data(), buffers.b.data(), c + i * stride + j, stride,
+                         accumulate || d > 0);
       }
     }
   }
@@ -73,7 +99,7 @@ void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
 template <class T>
 void gemm_rounded(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, T* c, int64_t stride,
                   float* sums, const GemmBuffers& buffers) {
-  if (std::is_same_v<T, float> || k <= kBlockUnits * kDepthPerUnit<T>) {
+  if (std::is_same_v<T, float> || k <= BlockProduct<T>::kBlockDepth) {
     gemm(m, n, k, a, b, c, stride, false, buffers);
     return;
   }
