@@ -1,4 +1,4 @@
-"""The gated delta rule of Qwen3-Next's linear attention."""
+"""The gated delta rule of Qwen3-Next's linear attention, and Kimi Linear's with a decay for each channel."""
 
 import inspect
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 import mindspeed_kernels
@@ -15,14 +16,15 @@ from benchmarks.case import EAGER, OURS, Case, Problem, Work
 
 def cases() -> Iterator[Case]:
     for dtype in (torch.bfloat16, torch.float32):
-        for tokens, heads, dim in ((4096, 16, 128),):
+        for tokens, per_channel in ((4096, False), (2048, True)):  # transformers takes 16 GB for 4096 of the latter
+            heads, dim = 16, 128
             yield Case(
                 "gated_delta_rule",
-                f"{tokens}, {heads} heads of {dim}",
+                f"{tokens}, {heads} heads of {dim}{', per channel' if per_channel else ''}",
                 dtype,
                 forward=Work(flops=4 * _flops(tokens, heads, dim)),
                 backward=Work(flops=round(10.75 * _flops(tokens, heads, dim))),
-                build=partial(problem, tokens, heads, dim, dtype),
+                build=partial(problem, tokens, heads, dim, dtype, per_channel),
             )
 
 
@@ -36,15 +38,17 @@ def _flops(tokens: int, heads: int, dim: int) -> int:
     return 2 * tokens * heads * dim * dim
 
 
-def problem(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> Problem:
+def problem(tokens: int, heads: int, dim: int, dtype: torch.dtype, per_channel: bool) -> Problem:
     q, k, v = (torch.randn(1, tokens, heads, dim, dtype=dtype) for _ in range(3))
-    g, beta = -F.softplus(torch.randn(1, tokens, heads)), torch.rand(1, tokens, heads, dtype=dtype)
+    g = -F.softplus(torch.randn(1, tokens, heads, *([dim] if per_channel else [])))
+    beta = torch.rand(1, tokens, heads, dtype=dtype)
+    eager = chunk_kimi_delta_attention if per_channel else torch_chunk_gated_delta_rule
     arguments = tuple(t.requires_grad_() for t in (q, k, v, g, beta))
     return Problem(
         arguments=arguments,
         leaves=arguments[:3],  # those of g and beta are small differences of large sums
         contestants={
-            EAGER: partial(_hf, inspect.unwrap(torch_chunk_gated_delta_rule)),
+            EAGER: partial(_hf, inspect.unwrap(eager)),
             OURS: partial(mindspeed_kernels.gated_delta_rule, qk_l2norm=True),
         },
     )

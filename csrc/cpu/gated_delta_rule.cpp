@@ -53,13 +53,17 @@ void check_shapes(const char* op, const Tensor& q, const Tensor& k, const Tensor
   MINDSPEED_CHECK(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type(), op,
                   ": q, k and v must have one dtype, but have ", q.scalar_type(), ", ", k.scalar_type(), " and ",
                   v.scalar_type());
-  for (const auto& [name, tensor] : {std::pair("g", g), std::pair("beta", beta)}) {
-    const bool fits =
-        tensor.dim() == 3 && tensor.size(0) == v.size(0) && tensor.size(1) == v.size(1) && tensor.size(2) == v.size(2);
-    MINDSPEED_CHECK(fits, op, ": ", name, " must be [batch, seq, value_heads], a number for each head of v ", shape(v),
-                    ", but is ", shape(tensor));
-    dtype_of(tensor, op, name);
-  }
+  const auto is_of_heads = [&v](const Tensor& tensor) {
+    return tensor.size(0) == v.size(0) && tensor.size(1) == v.size(1) && tensor.size(2) == v.size(2);
+  };
+  MINDSPEED_CHECK(beta.dim() == 3 && is_of_heads(beta), op,
+                  ": beta must be [batch, seq, value_heads], a number for each head of v ", shape(v), ", but is ",
+                  shape(beta));
+  MINDSPEED_CHECK((g.dim() == 3 || (g.dim() == 4 && g.size(3) == q.size(3))) && is_of_heads(g), op,
+                  ": g must be [batch, seq, value_heads] or [batch, seq, value_heads, key_dim], for each head of v ",
+                  shape(v), " a number or one for each channel of q ", shape(q), ", but is ", shape(g));
+  dtype_of(g, op, "g");
+  dtype_of(beta, op, "beta");
 }
 
 Tensor float_rows(const Tensor& tensor) {
@@ -108,6 +112,7 @@ Arguments::Arguments(const char* op, const Tensor& q_any, const Tensor& k_any, c
       .value_dim = v.size(3),
       .scale = static_cast<float>(scale),
       .l2norm = qk_l2norm,
+      .per_channel = g.dim() == 4,
       .sequences = sequences.data(),
       .q = token_heads(q),
       .k = token_heads(k),

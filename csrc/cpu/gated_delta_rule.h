@@ -2,6 +2,7 @@
 //
 // A head's state S [key_dim, value_dim] goes from token to token (q and k normalised first, if so asked):
 //   S <- e^g S;  δ = β (v − Sᵀ k);  S <- S + k δᵀ;  out = scale · Sᵀ q
+// where g is one number, or one for each row of S.
 #pragma once
 
 #include "common/dispatch.h"
@@ -33,9 +34,11 @@ struct DeltaRule {
   int64_t key_dim, value_dim;
   float scale;
   bool l2norm;
+  bool per_channel;  // there are key_dim decays of each value head and token, not one
   const DeltaRuleSequence* sequences;
   TokenHeads q, k, v;
-  const float *g, *beta;       // [batch · seq, value_heads]
+  const float* g;              // [batch · seq, value_heads] or [batch · seq, value_heads, key_dim]
+  const float* beta;           // [batch · seq, value_heads]
   const float* initial_state;  // [sequences, value_heads, key_dim, value_dim], or nullptr for zeros
 };
 
@@ -57,7 +60,7 @@ struct GatedDeltaRuleBackward {
   const float* checkpoints;
   void *grad_q, *grad_k;      // [batch · seq, key_heads, key_dim]
   void* grad_v;               // [batch · seq, value_heads, value_dim]
-  float *grad_g, *grad_beta;  // [batch · seq, value_heads]
+  float *grad_g, *grad_beta;  // as g and beta
   float* grad_initial_state;  // as initial_state, or nullptr
 };
 

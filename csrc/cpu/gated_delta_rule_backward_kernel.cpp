@@ -1,4 +1,5 @@
 #include "gated_delta_rule_chunk.h"
+#include "gated_delta_rule_decay_gradient.h"
 
 namespace mindspeed::cpu::MINDSPEED_ISA {
 namespace {
@@ -10,16 +11,27 @@ inline float dot(const float* a, const float* b, int64_t length) {
   return sum_over(length, [&](int64_t i, auto lanes) { return load(a + i, lanes) * load(b + i, lanes); });
 }
 
+template <int... lane>
+Vec first_lanes(Vec v, int64_t count, std::integer_sequence<int, lane...>) {
+  const Vec index = {lane...};
+  return index < static_cast<float>(count) ? v : Vec{};
+}
+
+// The first `count` lanes of v, 0 in the others.
+inline Vec first_lanes(Vec v, int64_t count) {
+  return first_lanes(v, count, std::make_integer_sequence<int, kLanes>{});
+}
+
 // A sequence's value heads that share a key head, chunk by chunk from the last to the first. Between two checkpoints
 // the chunks' states are computed again, and kept with their errors and updates.
-template <class T>
+template <class T, class Decay>
 class BackwardItem {
  public:
   BackwardItem(const GatedDeltaRuleBackward& args, float* memory)
-      : args_(args), problem_(args.problem), carver_(memory), chunk_(problem_, carver_) {
+      : args_(args), problem_(args.problem), carver_(memory), chunk_(problem_, carver_), decay_(problem_, carver_) {
     group_ = problem_.value_heads / problem_.key_heads;
     const int64_t kept = std::min(args.longest, kChunksPerCheckpoint) * group_;
-    const int64_t value_rows = kChunk * chunk_.value_stride, squares = kChunk * kChunkStride;
+    const int64_t value_rows = kChunk * chunk_.value_stride;
     states_ = carver_.take(std::max(kept, group_) * chunk_.state_size());
     errors_ = carver_.take(kept * value_rows);
     updates_ = carver_.take(kept * value_rows);
@@ -28,8 +40,9 @@ class BackwardItem {
     grad_out_ = carver_.take(value_rows);
     grad_updates_ = carver_.take(value_rows);
     grad_reads_ = carver_.take(2 * value_rows);
-    for (float** square : {&grad_p_, &grad_a_, &grad_qk_, &grad_kk_}) *square = carver_.take(squares);
-    for (float** row : {&grad_log_, &grad_beta_}) *row = carver_.take(kChunk);
+    grad_log_ = carver_.take(kChunk * chunk_.key_stride);
+    pairs_ = carver_.take(kChunk * kPairStride);
+    grad_beta_ = carver_.take(kChunk);
   }
 
   int64_t size() const { return carver_.used(); }
@@ -90,39 +103,36 @@ class BackwardItem {
   void differentiate(int64_t chunk, int64_t kept) {
     chunk_.load_keys(chunk_of(sequence_.tokens, chunk), key_head_);
     rows_ = chunk_.tokens.rows;
+    const KeyGradients grads = {grad_keys_, grad_keys_ + rows_ * chunk_.key_stride, grad_log_};
     std::fill_n(grad_keys_, 2 * rows_ * chunk_.key_stride, 0.0f);
-    std::fill_n(grad_qk_, rows_ * kChunkStride, 0.0f);
-    std::fill_n(grad_kk_, rows_ * kChunkStride, 0.0f);
+    decay_.begin_keys(chunk_);
     for (int64_t i = 0; i < group_; ++i) {
       chunk_.load_head(value_head(i));
       chunk_.load_rows(args_.grad_out, value_head(i), problem_.value_dim, grad_out_, chunk_.value_stride);
-      std::fill_n(grad_log_, rows_, 0.0f);
+      std::fill_n(grad_log_, rows_ * chunk_.key_stride, 0.0f);
       differentiate_updates(updates(kept, i), grad_state(i));
       differentiate_squares();
       differentiate_errors(errors(kept, i), value_head(i));
-      differentiate_state(state(kept, i), updates(kept, i), grad_state(i));
+      differentiate_state(state(kept, i), updates(kept, i), grad_state(i), grads);
+      decay_.add_pairs(chunk_, chunk_.decay, pairs_, grads);
       store_head(value_head(i));
     }
-    differentiate_products();
+    decay_.finish_keys(chunk_, grads);
     store_keys();
   }
 
   // The gradient of what the solution of (1 + A) δ = .. is the solution of:
-  //   grad_δ = Pᵀ grad_out + e^(G_last − G) k grad_S, then (1 + A)ᵀ x = grad_δ.
+  //   grad_δ = Pᵀ grad_out + (e^(G_last − G) ∘ k) grad_S, then (1 + A)ᵀ x = grad_δ.
   void differentiate_updates(const float* updates, const float* grad_state) {
     const int64_t columns = chunk_.value_columns, stride = chunk_.value_stride;
-    const float* tail = chunk_.decay + (rows_ - 1) * kChunkStride;
     pack_rows(grad_out_, stride, rows_, columns, chunk_.packed);
     product(
         rows_, columns, {chunk_.p, 1, kChunkStride}, chunk_.packed, panel_size(rows_, kTileColumns), upper(rows_),
         [&](int64_t row, int64_t column, Vec sum) { store(grad_updates_ + row * stride + column, sum, AllLanes{}); });
     pack_rows(grad_state, columns, chunk_.key_columns, columns, chunk_.packed);
-    product(rows_, columns, {chunk_.k, chunk_.key_stride, 1}, chunk_.packed,
+    product(rows_, columns, {chunk_.writes, chunk_.key_stride, 1}, chunk_.packed,
             panel_size(chunk_.key_columns, kTileColumns), full(chunk_.key_columns),
-            [&](int64_t row, int64_t column, Vec sum) {
-              float* grad = grad_updates_ + row * stride + column;
-              store(grad, load(grad, AllLanes{}) + tail[row] * sum, AllLanes{});
-            });
+            [&](int64_t row, int64_t column, Vec sum) { add_to(grad_updates_ + row * stride + column, sum); });
     // From the last row to the first, Aᵀ is lower triangular.
     const int64_t last = rows_ - 1;
     solve(rows_, columns, {chunk_.a + last * kChunkStride + last, -1, -kChunkStride}, grad_updates_ + last * stride,
@@ -131,48 +141,39 @@ class BackwardItem {
     pack_columns(updates, stride, rows_, columns, chunk_.packed);
     const auto multiply_updates = [&](const float* left, float* to) {
       product(rows_, rows_, {left, stride, 1}, chunk_.packed, panel_size(columns, kTileColumns), full(columns),
-              [&](int64_t row, int64_t column, Vec sum) { store(to + row * kChunkStride + column, sum, AllLanes{}); });
+              [&](int64_t row, int64_t column, Vec sum) { store(to + row * kPairStride + column, sum, AllLanes{}); });
     };
-    multiply_updates(grad_out_, grad_p_);
-    multiply_updates(grad_updates_, grad_a_);
+    multiply_updates(grad_out_, pairs_);
+    multiply_updates(grad_updates_, pairs_ + kChunkStride);
   }
 
-  // From the gradients of P and A those of q kᵀ, k kᵀ, β and G.
+  // From grad_P and −grad_A the gradients of qk, kk and β.
   void differentiate_squares() {
     for (int64_t i = 0; i < rows_; ++i) {
-      Vec of_beta = {}, of_row = {};
+      Vec of_beta = {};
       for (int64_t j = 0; j <= i; j += kLanes) {
-        const int64_t at = i * kChunkStride + j;
-        const Vec d = load(chunk_.decay + at, AllLanes{});
-        Vec below = d;  // without the diagonal
-        if (i < j + kLanes) below[i - j] = 0.0f;
-        const Vec grad_p = d * load(grad_p_ + at, AllLanes{}), grad_a = -below * load(grad_a_ + at, AllLanes{});
-        const Vec qk = load(chunk_.products + at, AllLanes{});
-        const Vec kk = load(chunk_.products + rows_ * kChunkStride + at, AllLanes{});
-        store(grad_qk_ + at, load(grad_qk_ + at, AllLanes{}) + problem_.scale * grad_p, AllLanes{});
-        store(grad_kk_ + at, load(grad_kk_ + at, AllLanes{}) + chunk_.beta[i] * grad_a, AllLanes{});
-        of_beta += grad_a * kk;
-        const Vec of_log = problem_.scale * grad_p * qk + chunk_.beta[i] * grad_a * kk;  // of G_i − G_j
-        of_row += of_log;
-        store(grad_log_ + j, load(grad_log_ + j, AllLanes{}) - of_log, AllLanes{});
+        float *of_qk = pairs_ + i * kPairStride + j, *of_kk = of_qk + kChunkStride;
+        const Vec grad_p = first_lanes(load(of_qk, AllLanes{}), i + 1 - j);
+        const Vec grad_a = first_lanes(-load(of_kk, AllLanes{}), i - j);
+        store(of_qk, problem_.scale * grad_p, AllLanes{});
+        store(of_kk, chunk_.beta[i] * grad_a, AllLanes{});
+        of_beta += grad_a * load(chunk_.kk + i * kChunkStride + j, AllLanes{});
       }
       grad_beta_[i] = sum(of_beta);
-      grad_log_[i] += sum(of_row);
     }
   }
 
-  // errors = v − e^G k S, and the right-hand side is β · errors. Writes the gradient of v; what is left are the
-  // gradients of the reads q S and k S.
+  // errors = v − (e^G ∘ k) S, and the right-hand side is β · errors. Writes the gradient of v; what is left are the
+  // gradients of the reads (e^G ∘ q) S and (e^G ∘ k) S.
   void differentiate_errors(const float* errors, int64_t head) {
     const int64_t stride = chunk_.value_stride, columns = chunk_.value_columns;
     for (int64_t i = 0; i < rows_; ++i) {
       const float* x = grad_updates_ + i * stride;
-      const float beta = chunk_.beta[i], growth = chunk_.growth[i];
+      const float beta = chunk_.beta[i];
       grad_beta_[i] += dot(x, errors + i * stride, columns);
       for (int64_t c = 0; c < columns; c += kLanes) {
-        store(grad_reads_ + i * stride + c, problem_.scale * growth * load(grad_out_ + i * stride + c, AllLanes{}),
-              AllLanes{});
-        store(grad_reads_ + (rows_ + i) * stride + c, -growth * beta * load(x + c, AllLanes{}), AllLanes{});
+        store(grad_reads_ + i * stride + c, problem_.scale * load(grad_out_ + i * stride + c, AllLanes{}), AllLanes{});
+        store(grad_reads_ + (rows_ + i) * stride + c, -beta * load(x + c, AllLanes{}), AllLanes{});
       }
       if (i < chunk_.tokens.count)
         for_each_vector(problem_.value_dim, [&](int64_t c, auto lanes) {
@@ -182,71 +183,49 @@ class BackwardItem {
     }
   }
 
-  // Of the reads [q; k] S and of S <- e^G_last S + Σ_j e^(G_last − G_j) k_j δ_jᵀ.
-  void differentiate_state(const float* state, const float* updates, float* grad_state) {
-    const int64_t columns = chunk_.value_columns, stride = chunk_.value_stride, key_columns = chunk_.key_columns;
-    const float* tail = chunk_.decay + (rows_ - 1) * kChunkStride;
-    const float growth = chunk_.growth[rows_ - 1];
+  // Of the reads and of S <- e^G_last ∘ S + Σ_j (e^(G_last − G_j) ∘ k_j) δ_jᵀ.
+  void differentiate_state(const float* state, const float* updates, float* grad_state, KeyGradients grads) {
+    const int64_t columns = chunk_.value_columns, stride = chunk_.value_stride;
+    const int64_t key_columns = chunk_.key_columns, key_stride = chunk_.key_stride;
     const int64_t panel = panel_size(columns, kTileColumns);
+    const float* growth = chunk_.whole_growth();
+    float* grad_last = grads.log + (rows_ - 1) * key_stride;  // of G_last
 
-    grad_log_[rows_ - 1] += growth * dot(state, grad_state, chunk_.state_size());
+    for (int64_t c = 0; c < key_columns; ++c)
+      grad_last[c] += growth[c] * dot(state + c * columns, grad_state + c * columns, columns);
     pack_columns(grad_state, columns, key_columns, columns, chunk_.packed);
-    Vec along[2 * kChunk] = {};  // of each row, its part of the gradient times itself
     product(rows_, key_columns, {updates, stride, 1}, chunk_.packed, panel, full(columns),
-            [&](int64_t row, int64_t column, Vec sum) { add_to_keys(rows_ + row, column, tail[row] * sum, along); });
-    for (int64_t i = 0; i < rows_; ++i) {
-      const float of_log = sum(along[rows_ + i]);  // of G_last − G_i
-      grad_log_[rows_ - 1] += of_log;
-      grad_log_[i] -= of_log;
-      along[rows_ + i] = Vec{};
-    }
+            [&](int64_t row, int64_t column, Vec sum) {
+              const int64_t at = row * key_stride + column;
+              const Vec of_log = load(chunk_.writes + at, AllLanes{}) * sum;  // of G_last − G
+              add_to(grads.k + at, load(chunk_.tail + at, AllLanes{}) * sum);
+              add_to(grad_last + column, of_log);
+              add_to(grads.log + at, -of_log);
+            });
 
     pack_columns(state, columns, key_columns, columns, chunk_.packed);
     product(2 * rows_, key_columns, {grad_reads_, stride, 1}, chunk_.packed, panel, full(columns),
-            [&](int64_t row, int64_t column, Vec sum) { add_to_keys(row, column, sum, along); });
-    for (int64_t i = 0; i < rows_; ++i) grad_log_[i] += sum(along[i]) + sum(along[rows_ + i]);
+            [&](int64_t row, int64_t column, Vec sum) {
+              const int64_t at = row * key_stride + column;
+              const int64_t of_token = at - (row < rows_ ? 0 : rows_ * key_stride);
+              add_to(grads.q + at, load(chunk_.growth + of_token, AllLanes{}) * sum);
+              add_to(grads.log + of_token, load(chunk_.reads + at, AllLanes{}) * sum);
+            });
 
     pack_rows(grad_reads_, stride, 2 * rows_, columns, chunk_.packed);
-    product(key_columns, columns, {chunk_.q, 1, chunk_.key_stride}, chunk_.packed, panel_size(2 * rows_, kTileColumns),
+    product(key_columns, columns, {chunk_.reads, 1, key_stride}, chunk_.packed, panel_size(2 * rows_, kTileColumns),
             full(2 * rows_), [&](int64_t row, int64_t column, Vec sum) {
               float* grad = grad_state + row * columns + column;
-              store(grad, growth * load(grad, AllLanes{}) + sum, AllLanes{});
+              store(grad, growth[row] * load(grad, AllLanes{}) + sum, AllLanes{});
             });
   }
 
-  void add_to_keys(int64_t row, int64_t column, Vec part, Vec* along) {
-    const int64_t at = row * chunk_.key_stride + column;
-    store(grad_keys_ + at, load(grad_keys_ + at, AllLanes{}) + part, AllLanes{});
-    along[row] += part * load(chunk_.q + at, AllLanes{});
-  }
-
-  // Of q kᵀ and k kᵀ, of all value heads together.
-  void differentiate_products() {
-    const int64_t key_columns = chunk_.key_columns, stride = chunk_.key_stride, panel = panel_size(rows_, kTileColumns);
-    float *grad_q = grad_keys_, *grad_k = grad_keys_ + rows_ * stride;
-    const auto add_to = [stride](float* grad) {
-      return [grad, stride](int64_t row, int64_t column, Vec sum) {
-        float* element = grad + row * stride + column;
-        store(element, load(element, AllLanes{}) + sum, AllLanes{});
-      };
-    };
-    pack_rows(chunk_.k, stride, rows_, key_columns, chunk_.packed);
-    product(rows_, key_columns, {grad_qk_, kChunkStride, 1}, chunk_.packed, panel, lower(rows_), add_to(grad_q));
-    product(rows_, key_columns, {grad_kk_, kChunkStride, 1}, chunk_.packed, panel, lower(rows_), add_to(grad_k));
-    product(rows_, key_columns, {grad_kk_, 1, kChunkStride}, chunk_.packed, panel, upper(rows_), add_to(grad_k));
-    pack_rows(chunk_.q, stride, rows_, key_columns, chunk_.packed);
-    product(rows_, key_columns, {grad_qk_, 1, kChunkStride}, chunk_.packed, panel, upper(rows_), add_to(grad_k));
-  }
-
-  // G is the sum of g up to a token: the gradient of g is the sum of G's from that token on.
   void store_head(int64_t head) {
-    float total = 0.0f;
-    for (int64_t i = rows_ - 1; i >= 0; --i) {
-      total += grad_log_[i];
-      if (i >= chunk_.tokens.count) continue;
-      *entry<float>(args_.grad_g, problem_.value_heads, i, head, 1) = total;
+    const int64_t channels = problem_.per_channel ? problem_.key_dim : 1;
+    decay_.store_head(chunk_, grad_log_, entry<float>(args_.grad_g, problem_.value_heads, 0, head, channels),
+                      problem_.value_heads * channels, channels);
+    for (int64_t i = 0; i < chunk_.tokens.count; ++i)
       *entry<float>(args_.grad_beta, problem_.value_heads, i, head, 1) = grad_beta_[i];
-    }
   }
 
   void store_keys() {
@@ -276,25 +255,27 @@ class BackwardItem {
   const GatedDeltaRuleBackward& args_;
   const DeltaRule& problem_;
   Carver carver_;
-  Chunk<T> chunk_;
+  Chunk<T, Decay> chunk_;
+  typename GradientOf<Decay>::type decay_;
   DeltaRuleSequence sequence_;
   int64_t key_head_, group_, rows_;
   float *states_, *errors_, *updates_, *grad_states_;
   float* grad_keys_;     // of q and, behind it, k, normalised: [2 · chunk, key_stride]
   float* grad_out_;      // [chunk, value_stride]
   float* grad_updates_;  // the same: of δ, then of β · errors
-  float* grad_reads_;    // of q S and, behind it, k S: [2 · chunk, value_stride]
-  float *grad_p_, *grad_a_, *grad_qk_, *grad_kk_;
-  float *grad_log_, *grad_beta_;  // of G and β
+  float* grad_reads_;    // of (e^G ∘ q) S and, behind it, (e^G ∘ k) S: [2 · chunk, value_stride]
+  float* grad_log_;      // of G: [chunk, key_stride]
+  float* pairs_;         // of P and −A, then of qk and kk: [chunk, 2, chunk]
+  float* grad_beta_;
 };
 
 }  // namespace
 
 void gated_delta_rule_backward_kernel(const GatedDeltaRuleBackward& args, int64_t begin, int64_t end) {
-  with_type(args.problem.type, [&](auto element) {
-    using T = decltype(element);
-    const FloatBuffer memory(BackwardItem<T>(args, nullptr).size());
-    BackwardItem<T> runner(args, memory.data());
+  with_kind(args.problem, [&](auto element, auto kind) {
+    using Item = BackwardItem<decltype(element), typename decltype(kind)::type>;
+    const FloatBuffer memory(Item(args, nullptr).size());
+    Item runner(args, memory.data());
     for (int64_t item = begin; item < end; ++item) runner.run(item);
   });
 }

@@ -4,7 +4,7 @@ namespace mindspeed::cpu::MINDSPEED_ISA {
 namespace {
 
 // A sequence's value heads that share a key head, chunk by chunk.
-template <class T>
+template <class T, class Decay>
 class ForwardItem {
  public:
   ForwardItem(const GatedDeltaRuleForward& args, float* memory)
@@ -65,7 +65,7 @@ class ForwardItem {
   const GatedDeltaRuleForward& args_;
   const DeltaRule& problem_;
   Carver carver_;
-  Chunk<T> chunk_;
+  Chunk<T, Decay> chunk_;
   int64_t group_;
   float *states_, *errors_, *updates_, *out_;
 };
@@ -73,10 +73,10 @@ class ForwardItem {
 }  // namespace
 
 void gated_delta_rule_forward_kernel(const GatedDeltaRuleForward& args, int64_t begin, int64_t end) {
-  with_type(args.problem.type, [&](auto element) {
-    using T = decltype(element);
-    const FloatBuffer memory(ForwardItem<T>(args, nullptr).size());
-    ForwardItem<T> runner(args, memory.data());
+  with_kind(args.problem, [&](auto element, auto kind) {
+    using Item = ForwardItem<decltype(element), typename decltype(kind)::type>;
+    const FloatBuffer memory(Item(args, nullptr).size());
+    Item runner(args, memory.data());
     for (int64_t item = begin; item < end; ++item) runner.run(item);
   });
 }

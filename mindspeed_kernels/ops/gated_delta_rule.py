@@ -1,4 +1,5 @@
-"""Linear attention by the gated delta rule (Yang et al., 2024, https://arxiv.org/abs/2412.06464)."""
+"""Linear attention by the gated delta rule (Yang et al., 2024, https://arxiv.org/abs/2412.06464), also with a decay for
+each channel (Kimi Linear, 2025, https://arxiv.org/abs/2510.26692)."""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ def gated_delta_rule(
         k: shape and dtype of ``q``.
         v: ``[batch, seq, value_heads, value_dim]``, dtype of ``q``. ``value_heads`` is a multiple of ``key_heads``;
             neighbouring heads of ``v`` share one of ``q`` and ``k``.
-        g: ``[batch, seq, value_heads]``, any floating dtype: the logarithm of the decay, at most 0.
-        beta: the same: how much of the error is corrected, usually in 0 to 1.
+        g: ``[batch, seq, value_heads]``, any floating dtype: the logarithm of the decay, at most 0; or ``[batch, seq,
+            value_heads, key_dim]``: that of each row of the state.
+        beta: ``[batch, seq, value_heads]``, any floating dtype: how much of the error is corrected, usually in 0 to 1.
         scale: factor of the output, ``key_dim ** -0.5`` by default.
         qk_l2norm: divide each vector x of ``q`` and ``k`` by ``sqrt(Σ x² + 1e-6)`` first.
         initial_state: ``[sequences, value_heads, key_dim, value_dim]``, any floating dtype; zeros by default.

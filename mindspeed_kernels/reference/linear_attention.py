@@ -99,7 +99,7 @@ def gated_delta_rule(
     for state, *sequence in zip(initial, *sequences, strict=True):
         reads = [state.new_zeros(0, heads, value_dim)]
         for q_, k_, v_, g_, beta_ in zip(*sequence, strict=True):  # [heads, dim] or [heads]
-            state = g_.exp()[:, None, None] * state
+            state = g_.exp().view(heads, g_.shape[-1] if g_.dim() == 2 else 1, 1) * state
             error = v_ - torch.einsum("hkv,hk->hv", state, k_)
             state = state + torch.einsum("hk,hv->hkv", k_, beta_[:, None] * error)
             reads.append(torch.einsum("hkv,hk->hv", state, q_)[None])
@@ -128,17 +128,20 @@ def _check_gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Te
         q.dtype == k.dtype == v.dtype,
         lambda: f"q, k and v must have one dtype, but have {q.dtype}, {k.dtype} and {v.dtype}",
     )
-    _check_head_numbers("g", g, v)
-    _check_head_numbers("beta", beta, v)
-
-
-def _check_head_numbers(name: str, tensor: Tensor, v: Tensor) -> None:
     _check(
         "gated_delta_rule",
-        tensor.shape == v.shape[:3],
+        g.shape in (v.shape[:3], (*v.shape[:3], q.shape[3])),
         lambda: (
-            f"{name} must be [batch, seq, value_heads], a number for each head of v {list(v.shape)}, but is "
-            f"{list(tensor.shape)}"
+            "g must be [batch, seq, value_heads] or [batch, seq, value_heads, key_dim], for each head of v "
+            f"{list(v.shape)} a number or one for each channel of q {list(q.shape)}, but is {list(g.shape)}"
+        ),
+    )
+    _check(
+        "gated_delta_rule",
+        beta.shape == v.shape[:3],
+        lambda: (
+            f"beta must be [batch, seq, value_heads], a number for each head of v {list(v.shape)}, but is "
+            f"{list(beta.shape)}"
         ),
     )
 

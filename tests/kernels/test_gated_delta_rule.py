@@ -16,6 +16,7 @@ from torch import Tensor
 from mindspeed_kernels import gated_delta_rule, reference
 from tests.kernels.compare import KERNEL_DTYPES, LAYOUTS, assert_close, check_second_derivative, gradients, on_threads
 
+PER_CHANNEL = pytest.mark.parametrize("per_channel", [False, True], ids=["per_head", "per_channel"])
 NAMES = ("grad_q", "grad_k", "grad_v", "grad_g", "grad_beta", "grad_initial_state")
 
 
@@ -28,11 +29,13 @@ def inputs(
     value_dim: int,
     dtype: torch.dtype = torch.float32,
     decay: float = 0.5,
+    per_channel: bool = False,
 ) -> list[Tensor]:
     """q, k, v, g, beta as models have them: decays in float32, beta in the dtype of the others."""
     q, k = torch.randn(2, batch, seq, key_heads, key_dim)
-    v, gate = torch.randn(batch, seq, value_heads, value_dim), torch.rand(2, batch, seq, value_heads)
-    return [q.to(dtype), k.to(dtype), v.to(dtype), -decay * gate[0], gate[1].to(dtype)]
+    v, beta = torch.randn(batch, seq, value_heads, value_dim), torch.rand(batch, seq, value_heads)
+    g = -decay * torch.rand(batch, seq, value_heads, *([key_dim] if per_channel else []))
+    return [q.to(dtype), k.to(dtype), v.to(dtype), g, beta.to(dtype)]
 
 
 def call(function, *tensors: Tensor, **options) -> tuple[Tensor, Tensor]:
@@ -70,21 +73,24 @@ def check(arguments: list[Tensor], layout: str = "contiguous", *, qk_l2norm: boo
     [(1, 1, 1, 1, 1, 1), (2, 5, 1, 2, 8, 8), (1, 64, 1, 1, 16, 16), (1, 150, 2, 2, 33, 20), (1, 70, 1, 1, 128, 128)],
     ids=str,
 )
-def test_values_and_gradients(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+@PER_CHANNEL
+def test_values_and_gradients(dtype: torch.dtype, shape: tuple[int, ...], per_channel: bool) -> None:
     torch.manual_seed(0)
-    check(inputs(*shape, dtype))
+    check(inputs(*shape, dtype, per_channel=per_channel))
 
 
-def test_more_tokens_than_between_two_checkpoints() -> None:
+@PER_CHANNEL
+def test_more_tokens_than_between_two_checkpoints(per_channel: bool) -> None:
     torch.manual_seed(1)
-    arguments = inputs(1, 1100, 1, 1, 5, 3, decay=0.1)
+    arguments = inputs(1, 1100, 1, 1, 5, 3, decay=0.1, per_channel=per_channel)
     check([*arguments, torch.randn(1, 1, 5, 3)])
 
 
 @pytest.mark.parametrize("qk_l2norm", [False, True])
-def test_scale_and_initial_state(qk_l2norm: bool) -> None:
+@PER_CHANNEL
+def test_scale_and_initial_state(qk_l2norm: bool, per_channel: bool) -> None:
     torch.manual_seed(2)
-    q, k, *rest = inputs(2, 70, 2, 4, 12, 9)
+    q, k, *rest = inputs(2, 70, 2, 4, 12, 9, per_channel=per_channel)
     check([q, k / 12**0.5, *rest, torch.randn(2, 4, 12, 9)], scale=1.7, qk_l2norm=qk_l2norm)
 
 
@@ -97,12 +103,15 @@ def test_scale_and_initial_state(qk_l2norm: bool) -> None:
     st.sampled_from(sorted(LAYOUTS)),
     st.sampled_from(sorted(LAYOUTS)),
     st.booleans(),
+    st.booleans(),
     st.data(),
 )
-def test_any_call(shape, group, dims, dtype, layout, grad_layout, packed, data) -> None:
+def test_any_call(shape, group, dims, dtype, layout, grad_layout, packed, per_channel, data) -> None:
     torch.manual_seed(dims[0])
     batch, seq, heads = shape
-    arguments = [LAYOUTS[layout](t) for t in inputs(batch, seq, heads, group * heads, *dims, dtype)]
+    arguments = [
+        LAYOUTS[layout](t) for t in inputs(batch, seq, heads, group * heads, *dims, dtype, per_channel=per_channel)
+    ]
     ends = sorted(data.draw(st.lists(st.integers(0, batch * seq), min_size=2, max_size=5))) if packed else None
     assume(ends is None or ends[0] < ends[-1])
     initial = torch.randn(batch if ends is None else len(ends) - 1, group * heads, *dims)
@@ -111,25 +120,48 @@ def test_any_call(shape, group, dims, dtype, layout, grad_layout, packed, data) 
 
 
 @pytest.mark.parametrize("decay", [0.0, 5.0, 300.0])
-def test_decays_of_all_sizes(decay: float) -> None:
+@PER_CHANNEL
+def test_decays_of_all_sizes(decay: float, per_channel: bool) -> None:
     """From no decay, where the state remembers everything, to one that forgets from token to token."""
     torch.manual_seed(3)
-    check(inputs(1, 200, 1, 1, 16, 16, decay=decay))
+    check(inputs(1, 200, 1, 1, 16, 16, decay=decay, per_channel=per_channel))
 
 
-def test_a_long_decay_costs_no_precision() -> None:
-    """The decay between two neighbours does not suffer from what has decayed before them."""
+@pytest.mark.parametrize("last", [3, 31, 32])
+@PER_CHANNEL
+def test_a_long_decay_costs_no_precision(last: int, per_channel: bool) -> None:
+    """The decay between two neighbours does not suffer from what has decayed before them, in whichever block of a
+    chunk, nor from what decays in another channel."""
     torch.manual_seed(4)
-    q, k, v, g, beta = inputs(1, 64, 1, 1, 8, 8)
-    g = torch.where(torch.arange(64) == 3, -3e4, -1e-3)[None, :, None]
+    q, k, v, g, beta = inputs(1, 64, 1, 1, 8, 8, per_channel=per_channel)
+    g = torch.where(torch.arange(64) == last, -3e4, -1e-3)[None, :, None]
+    if per_channel:
+        g = torch.where(torch.arange(8) % 3 == 1, g[..., None], -0.3)
     check([q, k, v, g, beta])
 
 
+def test_channels_of_all_decays() -> None:
+    """Next to each other: e^(−90) to a token in one channel, of which the sums in a chunk would overflow, none in
+    another."""
+    torch.manual_seed(13)
+    q, k, v, g, beta = inputs(1, 130, 1, 2, 20, 12, per_channel=True)
+    check([q, k, v, g * torch.tensor([0.0, 1e-4, 1.0, 20.0, 180.0]).repeat(4), beta], qk_l2norm=True)
+
+
+def test_equal_decays_of_all_channels_are_one_decay() -> None:
+    torch.manual_seed(14)
+    q, k, v, g, beta = inputs(1, 130, 2, 4, 20, 12)
+    expected = gated_delta_rule(q, k, v, g, beta, qk_l2norm=True)
+    actual = gated_delta_rule(q, k, v, g[..., None].expand(*g.shape, 20), beta, qk_l2norm=True)
+    assert_close(actual, expected.double(), "out", scale=8 * expected.abs().amax().item())
+
+
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
-def test_packed_sequences_are_strangers(dtype: torch.dtype) -> None:
+@PER_CHANNEL
+def test_packed_sequences_are_strangers(dtype: torch.dtype, per_channel: bool) -> None:
     """Each packed sequence comes out, forward and backward, as it does alone, whatever its neighbours hold."""
     torch.manual_seed(5)
-    arguments = inputs(1, 300, 1, 2, 16, 8, dtype)
+    arguments = inputs(1, 300, 1, 2, 16, 8, dtype, per_channel=per_channel)
     ends = [2, 3, 3, 101, 290]
     for t in arguments:
         t[:, :2], t[:, 290:] = torch.nan, torch.inf  # in no sequence
@@ -144,10 +176,11 @@ def test_packed_sequences_are_strangers(dtype: torch.dtype) -> None:
             assert torch.equal(t[:, a:b], expected)
 
 
-def test_a_sequence_in_parts() -> None:
+@PER_CHANNEL
+def test_a_sequence_in_parts(per_channel: bool) -> None:
     """Passing states on, forward and backward, makes one sequence of its parts."""
     torch.manual_seed(6)
-    arguments, grad = inputs(2, 150, 1, 2, 16, 8), torch.randn(2, 150, 2, 8)
+    arguments, grad = inputs(2, 150, 1, 2, 16, 8, per_channel=per_channel), torch.randn(2, 150, 2, 8)
 
     def in_parts(*tensors: Tensor) -> Tensor:
         state, outs = None, []
@@ -185,9 +218,10 @@ def test_gradient_of_one_output(wanted: str) -> None:
 
 @pytest.mark.parametrize("g_dtype", KERNEL_DTYPES, ids=str)
 @pytest.mark.parametrize("beta_dtype", KERNEL_DTYPES, ids=str)
-def test_decay_and_beta_of_other_dtypes(g_dtype: torch.dtype, beta_dtype: torch.dtype) -> None:
+@PER_CHANNEL
+def test_decay_and_beta_of_other_dtypes(g_dtype: torch.dtype, beta_dtype: torch.dtype, per_channel: bool) -> None:
     torch.manual_seed(8)
-    q, k, v, g, beta = inputs(1, 20, 1, 1, 8, 8, torch.bfloat16)
+    q, k, v, g, beta = inputs(1, 20, 1, 1, 8, 8, torch.bfloat16, per_channel=per_channel)
     check([q, k, v, g.to(g_dtype), beta.to(beta_dtype), torch.randn(1, 1, 8, 8).to(g_dtype)])
 
 
@@ -196,8 +230,9 @@ def test_decay_and_beta_of_other_dtypes(g_dtype: torch.dtype, beta_dtype: torch.
     [(0, 3, 1, 1, 4, 4), (2, 0, 1, 2, 4, 4), (1, 3, 0, 0, 4, 4), (1, 3, 1, 1, 0, 4), (1, 3, 1, 1, 4, 0)],
     ids=str,
 )
-def test_zero_sizes(shape: tuple[int, ...]) -> None:
-    arguments = inputs(*shape)
+@PER_CHANNEL
+def test_zero_sizes(shape: tuple[int, ...], per_channel: bool) -> None:
+    arguments = inputs(*shape, per_channel=per_channel)
     initial = torch.ones(shape[0], shape[3], shape[4], shape[5])
     leaves = [t.requires_grad_() for t in (*arguments, initial)]
     out, state = gated_delta_rule(*leaves[:5], scale=1.0, initial_state=leaves[5], return_final_state=True)
@@ -209,9 +244,10 @@ def test_zero_sizes(shape: tuple[int, ...]) -> None:
         assert torch.equal(initial.grad, torch.ones_like(initial))
 
 
-def test_thread_count_does_not_show() -> None:
+@PER_CHANNEL
+def test_thread_count_does_not_show(per_channel: bool) -> None:
     torch.manual_seed(9)
-    arguments = inputs(2, 130, 3, 3, 16, 16)
+    arguments = inputs(2, 130, 3, 3, 16, 16, per_channel=per_channel)
     function = partial(gated_delta_rule, return_final_state=True, qk_l2norm=True)
     grads = torch.randn(2, 130, 3, 16), torch.randn(2, 3, 16, 16)
     results = on_threads((1, 2, 3), lambda: gradients(function, arguments, grads))
@@ -219,12 +255,13 @@ def test_thread_count_does_not_show() -> None:
         assert all(map(torch.equal, outputs + found, results[0][0] + results[0][1]))
 
 
-def test_second_derivative() -> None:
+@PER_CHANNEL
+def test_second_derivative(per_channel: bool) -> None:
     torch.manual_seed(10)
     check_second_derivative(
         partial(gated_delta_rule, qk_l2norm=True),
         partial(reference.gated_delta_rule, qk_l2norm=True),
-        inputs(1, 4, 1, 2, 3, 3),
+        inputs(1, 4, 1, 2, 3, 3, per_channel=per_channel),
     )
 
 
@@ -251,9 +288,11 @@ def test_no_derivative_is_zero() -> None:
     assert torch.equal(grad, torch.zeros_like(q))
 
 
-def test_reference_gradient() -> None:
+@PER_CHANNEL
+def test_reference_gradient(per_channel: bool) -> None:
     torch.manual_seed(11)
-    leaves = [t.double().requires_grad_() for t in (*inputs(1, 4, 1, 2, 3, 2), torch.randn(2, 2, 3, 2))]
+    arguments = inputs(1, 4, 1, 2, 3, 2, per_channel=per_channel)
+    leaves = [t.double().requires_grad_() for t in (*arguments, torch.randn(2, 2, 3, 2))]
 
     def call(*tensors: Tensor) -> tuple[Tensor, Tensor]:  # float64 runs the definition
         return gated_delta_rule(
@@ -270,9 +309,10 @@ def test_reference_gradient() -> None:
         ({1: (2, 3, 2, 7)}, ["q", "k", "[2, 3, 2, 8]", "[2, 3, 2, 7]"]),
         ({2: (2, 3, 3, 8)}, ["a multiple of key_heads", "[2, 3, 3, 8]"]),
         ({3: (2, 3, 2)}, ["g must be [batch, seq, value_heads]", "[2, 3, 2]"]),
+        ({3: (2, 3, 4, 7)}, ["or [batch, seq, value_heads, key_dim]", "[2, 3, 4, 7]"]),
         ({4: (2, 4, 4)}, ["beta must be [batch, seq, value_heads]", "[2, 4, 4]"]),
     ],
-    ids=["k", "heads", "g", "beta"],
+    ids=["k", "heads", "g", "channels", "beta"],
 )
 def test_errors_name_the_arguments(dtype: torch.dtype, changes, named: list[str]) -> None:
     shapes = [(2, 3, 2, 8), (2, 3, 2, 8), (2, 3, 4, 8), (2, 3, 4), (2, 3, 4)]

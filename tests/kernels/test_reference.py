@@ -13,7 +13,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward a
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as apply_interleaved
 from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
-from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated, recurrent_kimi_delta_attention
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 from transformers.models.llama.modeling_llama import eager_attention_forward as llama_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import (
@@ -151,13 +151,17 @@ def test_rms_norm_gated(module, activation: str) -> None:
 
 
 @pytest.mark.parametrize("qk_l2norm", [False, True])
-def test_gated_delta_rule(qk_l2norm: bool) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "key_heads", "channels"),
+    [(torch_recurrent_gated_delta_rule, 2, ()), (recurrent_kimi_delta_attention, 4, (8,))],
+)
+def test_gated_delta_rule(theirs, key_heads: int, channels: tuple[int, ...], qk_l2norm: bool) -> None:
     """transformers works in float32."""
     torch.manual_seed(7)
-    q, k = torch.randn(2, 2, 20, 2, 8) / 8**0.5
+    q, k = torch.randn(2, 2, 20, key_heads, 8) / 8**0.5
     v, initial_state = torch.randn(2, 20, 4, 6), torch.randn(2, 4, 8, 6)
-    g, beta = -torch.rand(2, 20, 4), torch.rand(2, 20, 4)
-    out, state = torch_recurrent_gated_delta_rule(
+    g, beta = -torch.rand(2, 20, 4, *channels), torch.rand(2, 20, 4)
+    out, state = theirs(
         q, k, v, g, beta, initial_state=initial_state, output_final_state=True, use_qk_l2norm_in_kernel=qk_l2norm
     )
     arguments = (t.double() for t in (q, k, v, g, beta))

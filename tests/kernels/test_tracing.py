@@ -28,6 +28,7 @@ ATTENDED = (rand(2, 5, 4, 12), rand(2, 4, 5), *QKV, rand(2, 5, 4, 12), rand(2, 4
 ROTATED = (heads(2, 4, 5, 8), heads(2, 2, 5, 8), rand(1, 5, 6, grad=False), rand(1, 5, 6, grad=False))
 CONVOLVED = (rand(2, 5, 8), rand(2, 5, 8), rand(8, 4))
 REMEMBERED = (rand(2, 5, 2, 6), rand(2, 5, 2, 6), rand(2, 5, 4, 3), rand(2, 5, 4), rand(2, 5, 4))
+PER_CHANNEL = (*REMEMBERED[:3], rand(2, 5, 4, 6), REMEMBERED[4])
 OFFSETS = torch.tensor([2, 2, 4], dtype=torch.int32)
 SOURCE = torch.tensor([1, 3, 0, -1])  # two tokens, top 2
 ROUTED = (rand(5, 8), torch.tensor([[0, 2], [1, 0], [5, 2], [0, 1], [2, 1]]), rand(5, 2))
@@ -71,6 +72,11 @@ CALLS = {
     "gated_delta_rule, packed": (
         OPS.gated_delta_rule,
         (*REMEMBERED, rand(3, 4, 6, 3), torch.tensor([0, 1, 1, 10]), 0.3, False, True),
+    ),
+    "gated_delta_rule, per channel": (OPS.gated_delta_rule, (*PER_CHANNEL, None, None, 0.3, True, False)),
+    "gated_delta_rule_backward, per channel": (
+        OPS.gated_delta_rule_backward,
+        (rand(2, 5, 4, 3), None, *PER_CHANNEL, None, None, rand(0, 4, 6, 3), 0.3, True),
     ),
     "gated_delta_rule_backward": (
         OPS.gated_delta_rule_backward,
