@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any
 
-import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -154,13 +151,3 @@ def pad(batch: Batch, length: int) -> Batch:
 
 def _ends(lengths: list[int]) -> list[tuple[int, int]]:
     return [(n, sum(lengths[: i + 1])) for i, n in enumerate(lengths)]
-
-
-def combinations(models: Sequence[str], layouts: Sequence[str]) -> list[Any]:
-    """Every model with every layout, as parameters of a test: each model once, with the layouts in turn, among the slow
-    tests; the other pairs are those of the whole matrix."""
-    return [
-        pytest.param(model, layout, marks=pytest.mark.slow if place == index % len(layouts) else pytest.mark.matrix)
-        for index, model in enumerate(models)
-        for place, layout in enumerate(layouts)
-    ]

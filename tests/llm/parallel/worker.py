@@ -1,10 +1,11 @@
-"""Run by test_equivalence.py under torchrun: trains every case and writes what rank 0 saw.
+"""Run by reference.py under torchrun: trains every case and writes what rank 0 saw.
 
 worker.py CASES.json OUTPUT.pt
 """
 
 import json
 import sys
+from functools import cache
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -16,7 +17,7 @@ from mindspeed_llm.foundation.distributed import Distributed, start
 from mindspeed_llm.optim.adamw import AdamW
 from mindspeed_llm.optim.clip import clip_coefficient, gradient_norm
 from mindspeed_llm.parallel.context.sharder import ContextSharder
-from mindspeed_llm.parallel.mesh import build_meshes
+from mindspeed_llm.parallel.mesh import Meshes, build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from tests.llm.parallel.cases import ADAMW, build_model, rows
 
@@ -25,8 +26,7 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def run_case(case: dict, distributed: Distributed) -> dict:
-    parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
+def run_case(case: dict, parallel: ParallelConfig, meshes: Meshes, distributed: Distributed) -> dict:
     model = build_model(case["model"])
     if case.get("fused_attention"):
         assert hf.use_attention(model).switched
@@ -34,7 +34,6 @@ def run_case(case: dict, distributed: Distributed) -> dict:
         assert hf.apply(model, ops=["experts"]).fused("experts")
     if case.get("fused_linear_attention"):
         assert hf.apply(model, ops=["linear_attention"]).fused("linear_attention")
-    meshes = build_meshes(parallel, distributed.world_size, distributed.device)
     sharder, cp_size = ContextSharder.of(meshes.context), parallel.cp_size
     parallelize(model, meshes, parallel, compiled=case.get("compiled", False))
     optimizer = AdamW(model.parameters(), **ADAMW)
@@ -55,7 +54,16 @@ def run_case(case: dict, distributed: Distributed) -> dict:
 if __name__ == "__main__":
     with open(sys.argv[1]) as file:
         cases = json.load(file)
+    results = []
     with start() as distributed:
-        results = [run_case(case, distributed) for case in cases]
+
+        @cache  # process groups are many threads: each layout has its own once
+        def meshes_of(sizes: str) -> Meshes:
+            return build_meshes(ParallelConfig(**json.loads(sizes)), distributed.world_size, distributed.device)
+
+        for case in cases:
+            parallel = ParallelConfig(param_dtype="fp32", **case["parallel"])
+            sizes = {name: value for name, value in case["parallel"].items() if "size" in name or name == "cp_type"}
+            results.append(run_case(case, parallel, meshes_of(json.dumps(sizes)), distributed))
         if distributed.is_main:
             torch.save(results, sys.argv[2])
