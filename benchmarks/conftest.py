@@ -3,9 +3,10 @@
 import os
 
 from benchmarks import environment
+from mindspeed_llm.foundation.host_memory import keep_freed_memory
 
 os.environ.update(environment.openmp(len(os.sched_getaffinity(0))))
-environment.keep_freed_memory()
+keep_freed_memory()
 
 
 def pytest_report_header() -> str:

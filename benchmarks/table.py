@@ -12,6 +12,7 @@ from rich.table import Table
 from benchmarks import environment, measure
 from benchmarks.case import OURS, Case
 from benchmarks.operators import OPERATORS, cases
+from mindspeed_llm.foundation import host_memory
 
 HEADINGS = ("op", "case", "dtype", "pass", OURS, "best peer", "ratio", "of ceiling", "other peers")
 CEILING = "ceiling"
@@ -100,10 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not selected:
         parser.error(f"no case is named so; there are: {'; '.join(map(str, cases(options.op)))}")
 
-    pages = environment.huge_pages() if options.allocator == "huge" else {}
-    environment.restart_with({**environment.openmp(options.threads), **pages})
+    pages = host_memory.huge_pages() if options.allocator == "huge" else {}
+    host_memory.restart_with({**environment.openmp(options.threads), **pages})
     if options.allocator != "default":
-        environment.keep_freed_memory()
+        host_memory.keep_freed_memory()
     torch.manual_seed(0)
     results = [result for case in selected for result in run(case, options.seconds)]
     print(environment.describe(options.allocator), end="\n\n")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from mindspeed_llm.config import Config, load_config, split_overrides, unknown_key, validate_world
 from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.foundation import host_memory
 from mindspeed_llm.launch import launch, report_error
 
 
@@ -90,4 +91,5 @@ def _dry_run(config: Config, world_size: int) -> None:
 
 
 if __name__ == "__main__":
+    host_memory.set_up()
     sys.exit(main())

@@ -64,8 +64,8 @@ def test_steps_of_one_process(name, tmp_path):
     ("name", "layout"),
     [
         ("A_base", {}),
-        ("J_moe_aux", {"ep_size": 2}),
-        ("A_base", {"cp_size": 2, "cp_type": "ring"}),
+        pytest.param("J_moe_aux", {"ep_size": 2}, marks=pytest.mark.slow),
+        pytest.param("A_base", {"cp_size": 2, "cp_type": "ring"}, marks=pytest.mark.slow),
         ("J_moe_aux", {"ep_size": 2, "cp_size": 2}),
     ],
 )
