@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from tests.ascend.native import kernels
-from tests.kernels.compare import assert_close
+from tests.kernels.compare import KERNEL_DTYPES, assert_close
 
-# Sizes of the groups, k and n: one row, empty groups first, between and last, tails of tiles, several steps of k.
-CASES = [([1], 16, 16), ([0, 5, 0, 20, 0], 40, 24), ([130, 3], 70, 150), ([17, 0, 33], 300, 20)]
+# Sizes of the groups, k and n: one row, empty groups first, between and last, one column, tails of tiles, several steps
+# of k.
+CASES = [([1], 40, 16), ([0, 5, 0, 20, 0], 40, 24), ([3, 2], 50, 1), ([130, 3], 70, 150), ([17, 0, 33], 300, 20)]
 
 
 def reference(x: Tensor, weight: Tensor, sizes: list[int], transposed: bool) -> Tensor:
@@ -19,7 +20,7 @@ def reference(x: Tensor, weight: Tensor, sizes: list[int], transposed: bool) -> 
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
 @pytest.mark.parametrize(("sizes", "k", "n"), CASES)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_and_gradients(dtype: torch.dtype, sizes: list[int], k: int, n: int, transposed: bool):

@@ -50,6 +50,7 @@ MESSAGES = {
     "set_twice": "event 0 is set already",
     "event_out_of_range": "event 8 does not exist",
     "vector_to_output": "is read on pipe MTE3 while Duplicate",
+    "vector_in_place": "is written on pipe V while Adds",
     "vector_to_scalar": "on pipe S while Duplicate",
     "scalar_to_vector": "on pipe V while LocalTensor::SetValue",
     "vector_to_input": "is written on pipe MTE2 while Adds",
@@ -63,9 +64,12 @@ MESSAGES = {
     "cube_quant": "quantPre does not fit the type",
     "cube_source_stride": "srcStride has to be mSize rounded up to 16",
     "cube_transpose": "only elements of 2 bytes can be transposed",
+    "cube_load_position": "dst is not in L0A or L0B",
     "cube_position": "operands have to be in L0A, L0B and L0C",
+    "cube_hf32": "floats may be rounded to HF32",
     "cube_accumulate": "on pipe M while Mmad",
     "cube_alignment": "is not aligned to 512 bytes",
+    "cube_sums_alignment": "is not aligned to 1024 bytes",
     "cube_exchange": "src in workspace",
     "cube_exchange_back": "flag 1 will never come",
 }
@@ -109,7 +113,7 @@ def test_other_barriers_do_not_hide_a_missing_one():
 
 def test_without_strict_order_of_vector_instructions_is_given():
     """As with the compiler's automatic synchronisation: order within V, and between S and the others."""
-    for name in ("vector_to_vector", "vector_to_scalar", "scalar_to_vector"):
+    for name in ("vector_to_vector", "vector_in_place", "vector_to_scalar", "scalar_to_vector"):
         assert run(name, seeded=True, strict=False).errors == []
     for name in ("input_to_vector", "vector_to_output", "output_to_input", "same_output"):
         assert run(name, seeded=True, strict=False).errors
@@ -125,4 +129,4 @@ def test_counters():
     cube = run("cube_accumulate", seeded=False).counters
     assert cube["cube_flops"] == 2 * 2 * 16**3
     assert cube["l1_read"] == 2 * 2 * 512
-    assert cube["peak_L0C"] == 1024
+    assert cube["peak_L0C"] == 2048

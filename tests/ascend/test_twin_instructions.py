@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ascend.native import Report, report_of, twin_tests
+from tests.ascend.native import report_of, twin_tests
 
 OPERAND_BYTES = 8192
 DTYPES = {"float32": np.float32, "float16": np.float16, "int32": np.int32}
@@ -337,37 +337,3 @@ def test_data_copy_pad_stores_rows_only(dtype: str):
     for row in range(rows):
         expected[row * (length + gap) :][:length] = a[row * distance :][:length]
     np.testing.assert_array_equal(out.view(DTYPES[dtype]), expected)
-
-
-def product(a: torch.Tensor, b: torch.Tensor, *, transposed: bool, twice: bool = False) -> tuple[torch.Tensor, Report]:
-    m, k = a.shape
-    n = b.shape[0] if transposed else b.shape[1]
-    out = torch.empty(m, n)
-    pointers = [ctypes.c_void_p(t.data_ptr()) for t in (out, a, b)]
-    name = str(a.dtype).removeprefix("torch.").encode()
-    return out, report_of(twin_tests().twin_product, name, *pointers, m, n, k, transposed, twice)
-
-
-# Fractals of 4-byte elements cannot be transposed on the way, so that B [k, n] of float32 cannot be loaded.
-LOADED = [(torch.float16, False), (torch.float16, True), (torch.bfloat16, False), (torch.float32, True)]
-
-
-@pytest.mark.parametrize(("dtype", "transposed"), LOADED, ids=str)
-@pytest.mark.parametrize("shape", [(16, 16, 16), (30, 40, 70), (1, 33, 7), (50, 17, 48)], ids=str)
-def test_product_through_l1_and_l0(dtype: torch.dtype, shape: tuple[int, int, int], transposed: bool):
-    """Small integers: exact whatever the order, so that a wrong layout cannot hide."""
-    m, n, k = shape
-    torch.manual_seed(0)
-    a = torch.randint(-4, 5, (m, k)).to(dtype)
-    b = torch.randint(-4, 5, (n, k) if transposed else (k, n)).to(dtype)
-    out, report = product(a, b, transposed=transposed)
-    assert report.errors == []
-    assert torch.equal(out, a.float() @ (b.float().T if transposed else b.float()))
-    assert report.counters["cube_flops"] == 2 * m * n * k
-
-
-def test_product_accumulates():
-    a, b = torch.randint(-4, 5, (20, 40)).half(), torch.randint(-4, 5, (24, 40)).half()
-    out, report = product(a, b, transposed=True, twice=True)
-    assert report.errors == []
-    assert torch.equal(out, 2 * (a.float() @ b.float().T))

@@ -62,7 +62,6 @@ void launch_moe_unpermute_backward(const Launch&, Type, const Memory& grad_out, 
                                    const Memory& weights, const Memory& grad_y, const Memory& grad_weights,
                                    const MoeTiling&);
 
-// Of bfloat16 and half.
 void launch_grouped_gemm(const Launch&, Type, const Memory& x, const Memory& weight, const Memory& offsets,
                          const Memory& y, const GroupedGemmTiling&);
 void launch_grouped_gemm_weight_gradient(const Launch&, Type, const Memory& grad_y, const Memory& x,

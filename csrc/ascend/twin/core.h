@@ -158,6 +158,7 @@ struct Core {
   std::map<std::pair<AscendC::HardEvent, int>, Clock> flags;  // that are set
   std::set<std::pair<AscendC::HardEvent, int>> reserved_events;
   bool atomic_add = false;
+  bool full_float = false;  // products of floats are known not to round them
   Counters counters;
 
   Core(Launch& launch, CoreKind kind, int index, int block, int sub_block)

@@ -63,12 +63,7 @@ class Shadow {
         on_conflict(run.writer, true);
       else
         on_unwritten(first);
-      const auto same = [&](const Access& reader) { return reader.agent == access.agent; };
-      const auto known = std::find_if(run.readers.begin(), run.readers.end(), same);
-      if (known == run.readers.end())
-        run.readers.push_back(access);
-      else
-        *known = access;
+      run.note_reader(access);
     });
   }
 
@@ -96,7 +91,19 @@ class Shadow {
     uint64_t end;
     bool written = false;
     Access writer{};
-    std::vector<Access> readers;
+    std::vector<Access> readers;  // of each agent the last one, and the last of an instruction before that
+
+    void note_reader(const Access& access) {
+      const auto same_agent = [&](const Access& reader) { return reader.agent == access.agent; };
+      const auto first = std::find_if(readers.begin(), readers.end(), same_agent);
+      if (first == readers.end()) return readers.push_back(access);
+      const auto second = std::find_if(first + 1, readers.end(), same_agent);
+      const auto last = second == readers.end() ? first : second;
+      if (last->time == access.time) return;
+      // An instruction that works in place has read before it writes: that must not hide who read before it.
+      if (second != readers.end()) readers.erase(first);
+      readers.push_back(access);
+    }
   };
 
   // Lets a run begin at `at` if `at` lies within one.

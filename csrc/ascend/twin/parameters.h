@@ -123,7 +123,22 @@ struct LoadData2DParams {
   LoadData2DParams() {}
 };
 
-// C [m, n] = A [m, k] · B [k, n], added to C unless cmatrixInitVal.
+// Squares of 16 x 16 elements, counted in squares; gaps counted in fractals: dstFracGap between the two of a square,
+// dstGap between the first ones of squares.
+struct LoadData2dTransposeParams {
+  uint16_t startIndex = 0;
+  uint8_t repeatTimes = 0;
+  uint16_t srcStride = 0, dstGap = 0, dstFracGap = 0;
+  uint8_t addrMode = 0;
+
+  LoadData2dTransposeParams() {}
+};
+
+// Whether products round float operands to HF32, which is twice as fast.
+enum class HF32Mode { ENABLE, DISABLE };
+
+// C [m, n] = A [m, k] · B [k, n], added to C unless cmatrixInitVal. kDirectionAlign: rows of float fractals in L0A take
+// an even number of them.
 struct MmadParams {
   uint16_t m = 0, n = 0, k = 0;
   bool isBias = false;

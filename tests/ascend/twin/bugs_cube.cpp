@@ -4,7 +4,19 @@
 namespace twin_tests {
 namespace {
 
-enum Step { kQuant, kSourceStride, kTranspose, kPosition, kAccumulate, kAlignment, kExchange, kExchangeBack };
+enum Step {
+  kQuant,
+  kSourceStride,
+  kTranspose,
+  kLoadPosition,
+  kPosition,
+  kHf32,
+  kAccumulate,
+  kAlignment,
+  kSumsAlignment,
+  kExchange,
+  kExchangeBack
+};
 
 // y [16, 16] = 2 · x [16, 16] · xᵀ on the cube core, in two products; z = y + 1 on the vector cores.
 template <Step step>
@@ -20,7 +32,8 @@ void cube(const Arguments& arguments, bool seeded) {
     pipe.InitBuffer(l1, 1, kSize * sizeof(float));
     pipe.InitBuffer(l0a, 1, 2048);
     pipe.InitBuffer(l0b, 1, 2048);
-    pipe.InitBuffer(l0c, 1, kSize * sizeof(float));
+    pipe.InitBuffer(l0c, 1, 2 * kSize * sizeof(float));
+    if (!bug(kHf32)) SetHF32Mode(HF32Mode::DISABLE);
     LocalTensor<float> x = l1.AllocTensor<float>();
     Nd2NzParams copy;
     copy.ndNum = 1, copy.nValue = 16, copy.dValue = 16, copy.srcDValue = 16;
@@ -28,20 +41,19 @@ void cube(const Arguments& arguments, bool seeded) {
     DataCopy(x, global(arguments.x), copy);
     l1.EnQue(x);
     x = l1.DeQue<float>();
-    LocalTensor<float> a = l0a.AllocTensor<float>(), b = l0b.AllocTensor<float>();
+    LocalTensor<float> a = l0a.AllocTensor<float>(), b = l0b.AllocTensor<float>(), c = l0c.AllocTensor<float>();
     LoadData2DParams load;
     load.repeatTimes = 2, load.srcStride = 1, load.ifTranspose = bug(kTranspose);
     LoadData(bug(kAlignment) ? a[8] : a, x, load);
     load.ifTranspose = false;
-    LoadData(b, x, load);
+    LoadData(bug(kLoadPosition) ? c : b, x, load);
     l1.FreeTensor(x);
     l0a.EnQue(a);
     l0b.EnQue(b);
     a = l0a.DeQue<float>(), b = l0b.DeQue<float>();
-    LocalTensor<float> c = l0c.AllocTensor<float>();
     MmadParams product;
     product.m = 16, product.n = 16, product.k = 16;
-    Mmad(c, bug(kPosition) ? b : a, b, product);
+    Mmad(bug(kSumsAlignment) ? c[16] : c, bug(kPosition) ? b : a, b, product);
     product.cmatrixInitVal = false;
     if (!bug(kAccumulate)) PipeBarrier<PIPE_M>();
     Mmad(c, a, b, product);
@@ -86,9 +98,12 @@ const AddBugs add({
     {"cube_quant", kCube<kQuant>},
     {"cube_source_stride", kCube<kSourceStride>},
     {"cube_transpose", kCube<kTranspose>},
+    {"cube_load_position", kCube<kLoadPosition>},
     {"cube_position", kCube<kPosition>},
+    {"cube_hf32", kCube<kHf32>},
     {"cube_accumulate", kCube<kAccumulate>},
     {"cube_alignment", kCube<kAlignment>},
+    {"cube_sums_alignment", kCube<kSumsAlignment>},
     {"cube_exchange", kCube<kExchange>},
     {"cube_exchange_back", kCube<kExchangeBack>},
 });

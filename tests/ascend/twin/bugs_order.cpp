@@ -61,6 +61,22 @@ void vector_to_output(const Arguments& arguments, bool seeded) {
   DataCopy(global(arguments.y), a, kElements);
 }
 
+// Changes in place what an instruction may still be reading that is not the last one.
+void vector_in_place(const Arguments& arguments, bool seeded) {
+  TPipe pipe;
+  TBuf<> memory;
+  pipe.InitBuffer(memory, 2 * kBytes);
+  const LocalTensor<float> a = memory.Get<float>(kElements), b = memory.Get<float>()[kElements];
+  Duplicate(a, 1.0f, kElements);
+  PipeBarrier<PIPE_V>();
+  Adds(b, a, 1.0f, kElements);
+  if (!seeded) PipeBarrier<PIPE_V>();
+  Muls(a, a, 2.0f, kElements);
+  SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
+  WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
+  DataCopy(global(arguments.y), b, kElements);
+}
+
 // Overwrites what is still being copied out.
 void output_to_vector(const Arguments& arguments, bool seeded) {
   TPipe pipe;
@@ -198,6 +214,7 @@ const AddBugs add({
     {"set_twice", kPass<kSetTwice>},
     {"event_out_of_range", kPass<kEventOutOfRange>},
     {"vector_to_output", {Cores::kVector, 1, vector_to_output}},
+    {"vector_in_place", {Cores::kVector, 1, vector_in_place}},
     {"vector_to_scalar", {Cores::kVector, 1, scalar<kVectorToScalar>}},
     {"scalar_to_vector", {Cores::kVector, 1, scalar<kScalarToVector>}},
     {"vector_to_input", {Cores::kVector, 1, vector_to_input}},

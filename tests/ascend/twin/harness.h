@@ -13,6 +13,7 @@ using ascend_twin::Cores;
 using ascend_twin::Use;
 
 constexpr int kElements = 1024;
+constexpr uint32_t kOperandBytes = 8192;  // of an instruction that is tested alone
 
 // Global memory of a test kernel: an input, two outputs and a workspace, of kElements floats each.
 struct Arguments {
@@ -37,6 +38,14 @@ struct AddBugs {
 inline GlobalTensor<float> global(float* data) {
   GlobalTensor<float> tensor;
   tensor.SetGlobalBuffer(data, kElements);
+  return tensor;
+}
+
+// Memory of a size that only the launch knows.
+template <class T>
+GlobalTensor<T> all_of(uint8_t* data) {
+  GlobalTensor<T> tensor;
+  tensor.SetGlobalBuffer(reinterpret_cast<T*>(data));
   return tensor;
 }
 

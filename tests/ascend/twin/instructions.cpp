@@ -7,8 +7,6 @@
 namespace twin_tests {
 namespace {
 
-constexpr uint32_t kOperandBytes = 8192;
-
 // Operands in local memory, and the integers and the number that an instruction takes.
 struct Operands {
   LocalTensor<uint8_t> out, a, b, work;
@@ -139,13 +137,6 @@ GlobalTensor<uint8_t> bytes_of(uint8_t* data) {
   return tensor;
 }
 
-template <class T>
-GlobalTensor<T> all_of(uint8_t* data) {
-  GlobalTensor<T> tensor;
-  tensor.SetGlobalBuffer(reinterpret_cast<T*>(data));
-  return tensor;
-}
-
 // rows, length, gap in the matrix, left and right padding, whether to pad
 template <class T>
 void pad_copy(uint8_t* out, uint8_t* in, const int64_t* i, float value) {
@@ -173,73 +164,6 @@ void pad_store(uint8_t* out, uint8_t* in, const int64_t* i) {
   SetFlag<HardEvent::MTE2_MTE3>(EVENT_ID0);
   WaitFlag<HardEvent::MTE2_MTE3>(EVENT_ID0);
   DataCopyPad(all_of<T>(out), memory.Get<T>(), DataCopyExtParams(i[0], i[1] * sizeof(T), i[3], i[2] * sizeof(T), 0));
-}
-
-// C [m, n] = A [m, k] · B, where B is [k, n] or, transposed, [n, k].
-template <class T>
-void product(uint8_t* out, uint8_t* left, uint8_t* right, int m, int n, int k, bool transposed, int twice) {
-  constexpr int kC0 = 32 / sizeof(T);
-  const auto up = [](int value, int multiple) { return (value + multiple - 1) / multiple * multiple; };
-  const int rows = up(m, 16), columns = up(n, 16), depth = up(k, sizeof(T) == 2 ? 16 : kC0);
-  TPipe pipe;
-  TQue<TPosition::A1, 1> a1;
-  TQue<TPosition::B1, 1> b1;
-  TQue<TPosition::A2, 1> a2;
-  TQue<TPosition::B2, 1> b2;
-  TQue<TPosition::CO1, 1> co;
-  pipe.InitBuffer(a1, 1, rows * depth * sizeof(T));
-  pipe.InitBuffer(b1, 1, columns * depth * sizeof(T));
-  pipe.InitBuffer(a2, 1, rows * depth * sizeof(T));
-  pipe.InitBuffer(b2, 1, columns * depth * sizeof(T));
-  pipe.InitBuffer(co, 1, rows * columns * sizeof(float));
-  const auto load = [&](auto& queue, uint8_t* data, int height, int width, int padded_height) {
-    LocalTensor<T> local = queue.template AllocTensor<T>();
-    Nd2NzParams p;
-    p.ndNum = 1, p.nValue = height, p.dValue = width, p.srcDValue = width;
-    p.dstNzC0Stride = padded_height, p.dstNzNStride = 1;
-    DataCopy(local, all_of<T>(data), p);
-    queue.EnQue(local);
-  };
-  load(a1, left, m, k, rows);
-  transposed ? load(b1, right, n, k, columns) : load(b1, right, k, n, depth);
-  LocalTensor<T> al = a1.template DeQue<T>(), bl = b1.template DeQue<T>();
-  LocalTensor<T> a = a2.template AllocTensor<T>(), b = b2.template AllocTensor<T>();
-  LoadData2DParams p;
-  for (int row = 0; row < rows / 16; ++row) {  // Nz to Zz
-    p.repeatTimes = depth / kC0, p.srcStride = rows / 16;
-    LoadData(a[row * depth * 16], al[row * 16 * kC0], p);
-  }
-  if (transposed) {
-    p.repeatTimes = depth / kC0 * (columns / 16), p.srcStride = 1;
-    LoadData(b, bl, p);
-  } else {
-    for (int d = 0; d < depth / kC0; ++d) {  // the fractals of a row of B, each transposed
-      p.repeatTimes = columns / 16, p.srcStride = depth / 16, p.ifTranspose = true;
-      LoadData(b[d * columns * kC0], bl[d * 16 * kC0], p);
-    }
-  }
-  a1.FreeTensor(al);
-  b1.FreeTensor(bl);
-  a2.EnQue(a);
-  b2.EnQue(b);
-  a = a2.template DeQue<T>(), b = b2.template DeQue<T>();
-  LocalTensor<float> c = co.template AllocTensor<float>();
-  MmadParams mmad;
-  mmad.m = m, mmad.n = n, mmad.k = k;
-  Mmad(c, a, b, mmad);
-  mmad.cmatrixInitVal = false;
-  if (twice) {
-    PipeBarrier<PIPE_M>();
-    Mmad(c, a, b, mmad);
-  }
-  a2.FreeTensor(a);
-  b2.FreeTensor(b);
-  co.EnQue(c);
-  c = co.template DeQue<float>();
-  FixpipeParamsV220 fix;
-  fix.nSize = n, fix.mSize = m, fix.srcStride = rows, fix.dstStride = n;
-  Fixpipe(all_of<float>(out), c, fix);
-  co.FreeTensor(c);
 }
 
 }  // namespace
@@ -287,23 +211,5 @@ char* twin_pad_store(bool is_half, uint8_t* out, uint8_t* in, const int64_t* int
       ascend_twin::launch({"pad_store"}, Cores::kVector, 1,
                           {{"out", out, kOperandBytes, Use::kInOut}, {"in", in, kOperandBytes, Use::kInput}},
                           [&] { is_half ? pad_store<half>(out, in, integers) : pad_store<float>(out, in, integers); }));
-}
-
-char* twin_product(const char* type, uint8_t* out, uint8_t* a, uint8_t* b, int m, int n, int k, bool transposed,
-                   bool twice) {
-  const std::string name = type;
-  const uint64_t bytes = name == "float32" ? 4 : 2;
-  const auto kernel = [&] {
-    if ASCEND_IS_AIV
-      return;
-    if (name == "float32") product<float>(out, a, b, m, n, k, transposed, twice);
-    if (name == "float16") product<half>(out, a, b, m, n, k, transposed, twice);
-    if (name == "bfloat16") product<bfloat16_t>(out, a, b, m, n, k, transposed, twice);
-  };
-  return ascend_twin::to_c_string(ascend_twin::launch({"product"}, Cores::kMixed, 1,
-                                                      {{"out", out, uint64_t(m) * n * 4, Use::kOutput},
-                                                       {"a", a, bytes * m * k, Use::kInput},
-                                                       {"b", b, bytes * n * k, Use::kInput}},
-                                                      kernel));
 }
 }
