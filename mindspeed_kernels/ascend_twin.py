@@ -86,6 +86,7 @@ class _AttentionTiling(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim")),
         *((name, ctypes.c_int64) for name in ("queries", "blocks")),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
         ("causal", ctypes.c_bool),
         ("has_sinks", ctypes.c_bool),
         ("window", ctypes.c_int64),
@@ -232,7 +233,7 @@ class AscendTwin:
         return grad_y, grad_weights
 
     def grouped_gemm(self, x: Tensor, weight: Tensor, offsets: Tensor, *, transposed: bool = False) -> Tensor:
-        """As :func:`mindspeed_kernels.grouped_gemm`, of 16-bit tensors and int32 offsets."""
+        """As :func:`mindspeed_kernels.grouped_gemm`, with int32 offsets."""
         groups, (k, n) = weight.shape[0], weight.shape[1:] if transposed else weight.shape[:0:-1]
         rows = int(offsets[-1])
         y = x.new_zeros(x.shape[0], n)
@@ -260,17 +261,17 @@ class AscendTwin:
         sinks: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor]:
-        """The output and the logsumexp, as :func:`mindspeed_kernels.flash_attention`, of packed 16-bit sequences.
+        """The output and the logsumexp, as :func:`mindspeed_kernels.flash_attention`, of packed sequences.
 
-        ``sinks`` are float32. ``options``: causal, scale, window, cu_seqlens_q, cu_seqlens_k.
+        ``sinks`` are float32. ``options``: causal, scale, window, softcap, cu_seqlens_q, cu_seqlens_k.
         """
         tiling, ends_q, ends_k = _attention(q, k, v, **options)
-        per_block = max(1, self._size("twin_attention_queries", v.shape[2]))  # 0: the launcher will refuse
+        per_block = max(1, self._size("twin_attention_queries", q.dtype, v.shape[2]))  # 0: the launcher will refuse
         blocks = _query_blocks(ends_q, ends_k, query_offsets, per_block)
         tiling.blocks = len(blocks)
         out = q.new_empty(*q.shape[:2], v.shape[2])
         logsumexp = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
-        workspace = self._workspace("twin_attention_workspace", tiling)
+        workspace = self._workspace("twin_attention_workspace", q.dtype, tiling)
         tensors = (q, k, v, blocks, sinks, out, logsumexp, workspace)
         self._call("twin_flash_attention_forward", _TYPES[q.dtype], *tensors, k.shape[0], ctypes.byref(tiling))
         return out, logsumexp
@@ -295,8 +296,8 @@ class AscendTwin:
         if grad_logsumexp is not None:
             delta -= grad_logsumexp.masked_fill(blind, 0.0)
         denominator = logsumexp.masked_fill(blind, torch.inf)
-        per_block = max(1, self._size("twin_attention_gradient_keys", q.shape[2], v.shape[2]))
-        workspace = self._workspace("twin_attention_gradient_workspace", tiling)
+        per_block = max(1, self._size("twin_attention_gradient_keys", q.dtype, q.shape[2], v.shape[2]))
+        workspace = self._workspace("twin_attention_gradient_workspace", q.dtype, tiling)
         grads = [torch.empty_like(t) for t in (q, k, v)]
         tables = (
             _query_blocks(ends_q, ends_k, query_offsets, _GRADIENT_QUERIES),
@@ -313,13 +314,13 @@ class AscendTwin:
         self.report = reports[0] + reports[1]
         return grads[0], grads[1], grads[2]
 
-    def _workspace(self, name: str, tiling: _AttentionTiling) -> Tensor:
-        return torch.empty(self.blocks * self._size(name, ctypes.byref(tiling)), dtype=torch.uint8)
+    def _workspace(self, name: str, dtype: torch.dtype, tiling: _AttentionTiling) -> Tensor:
+        return torch.empty(self.blocks * self._size(name, dtype, ctypes.byref(tiling)), dtype=torch.uint8)
 
-    def _size(self, name: str, *arguments: Any) -> int:
+    def _size(self, name: str, dtype: torch.dtype, *arguments: Any) -> int:
         function = getattr(self._library, name)
         function.restype = ctypes.c_int64
-        return function(*(_c(a) for a in arguments))
+        return function(*(_c(a) for a in (_TYPES[dtype], *arguments)))
 
 
 _GRADIENT_QUERIES = 64  # of a block: 2 * kGradientQueries of csrc/ascend/kernels/flash_attention_tiling.h
@@ -333,14 +334,14 @@ def _attention(
     causal: bool = True,
     scale: float | None = None,
     window: int | None = None,
+    softcap: float | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> tuple[_AttentionTiling, list[int], list[int]]:
     """What all attention kernels are told, and where sequences begin and end."""
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    tiling = _AttentionTiling(
-        q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.shape[0], 0, scale, causal, False, window or 0
-    )
+    shape = q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.shape[0]
+    tiling = _AttentionTiling(*shape, 0, scale, softcap or 0.0, causal, False, window or 0)
     ends_q = [0, q.shape[0]] if cu_seqlens_q is None else cu_seqlens_q.tolist()
     ends_k = [0, k.shape[0]] if cu_seqlens_k is None else cu_seqlens_k.tolist()
     return tiling, ends_q, ends_k

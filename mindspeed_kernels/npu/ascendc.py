@@ -20,10 +20,10 @@ from mindspeed_kernels.reference.flash_attention import check_flash_attention
 LIBRARY = Path(__file__).resolve().parent.parent / "_ascendc.so"
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
-_HALF = _TYPES[1:]  # what the cube multiplies
+_HALF = _TYPES[1:]
 _MAX_HIDDEN = 24 << 10  # kRmsNormMaxHidden of csrc/ascend/kernels/rms_norm_tiling.h
 _MAX_ROTARY_DIM, _MAX_HEAD_DIM = 1024, 2048  # kRotaryMaxDim of rotary_tiling.h; one head has to fit besides
-_MAX_ATTENTION_DIM = 432  # of flash_attention_tiling.h, backward
+MAX_ATTENTION_DIM = {torch.float32: 320, torch.bfloat16: 432, torch.float16: 432}  # flash_attention_tiling.h, backward
 _MAX_STRIDE = 65535  # kMaxMatrixStride of tiling.h
 
 
@@ -122,8 +122,8 @@ def _flash_attention(
 ) -> bool:
     check_flash_attention(q, k, v, window, softcap, sinks, cu_seqlens_q, cu_seqlens_k, query_offsets)
     heads, dim = max(q.shape[-2], k.shape[-2]), max(q.shape[-1], v.shape[-1])
-    small = dim <= _MAX_ATTENTION_DIM and heads * dim <= _MAX_STRIDE
-    return softcap is None and small and q.dtype in _HALF and all(t.numel() > 0 for t in (q, k, v))
+    small = dim <= MAX_ATTENTION_DIM.get(q.dtype, 0) and heads * dim <= _MAX_STRIDE
+    return small and all(t.numel() > 0 for t in (q, k, v))
 
 
 def _flash_attention_backward(
@@ -145,7 +145,7 @@ def _grouped_gemm(x: Tensor, weight: Tensor, offsets: Tensor, transposed: bool) 
         and weight.dim() == 3
         and x.shape[1] == weight.shape[1 if transposed else 2]
         and x.dtype == weight.dtype
-        and x.dtype in _HALF
+        and x.dtype in _TYPES
         and offsets.shape == weight.shape[:1]
         and x.numel() > 0
         and weight.numel() > 0
@@ -158,7 +158,7 @@ def _grouped_gemm_weight_gradient(grad_y: Tensor, x: Tensor, offsets: Tensor, tr
         grad_y.dim() == x.dim() == 2
         and len(grad_y) == len(x)
         and grad_y.dtype == x.dtype
-        and x.dtype in _HALF
+        and x.dtype in _TYPES
         and offsets.dim() == 1
         and min(len(x), len(offsets), x.shape[1], grad_y.shape[1]) > 0
         and max(grad_y.shape[1], x.shape[1]) <= _MAX_STRIDE

@@ -77,7 +77,7 @@ def grouped_gemm_cases() -> list[Case]:
 
 
 def flash_attention_cases() -> list[Case]:
-    """Several tiles of keys with a mask, queries that see nothing, and so few that one vector core has none."""
+    """Several tiles of keys with a mask, queries that see nothing, so few that one vector core has none, a softcap."""
     q, kv, statistics = torch.randn(140, 2, 16).bfloat16(), torch.randn(300, 1, 16).bfloat16(), torch.ones(2, 140)
     few, few_statistics = q[:20].contiguous(), statistics[:, :20].contiguous()
     nothing = torch.tensor([-200])
@@ -87,6 +87,8 @@ def flash_attention_cases() -> list[Case]:
         lambda twin: twin.flash_attention_backward(q, None, q, kv, kv, q, statistics, window=200),
         lambda twin: twin.flash_attention_backward(q, None, q, kv, kv, q, statistics, query_offsets=nothing),
         lambda twin: twin.flash_attention_backward(few, None, few, kv, kv, few, few_statistics),
+        lambda twin: twin.flash_attention(few, kv, kv, softcap=2.0),
+        lambda twin: twin.flash_attention_backward(few, None, few, kv, kv, few, few_statistics, softcap=2.0),
     ]
 
 

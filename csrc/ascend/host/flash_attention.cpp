@@ -23,7 +23,7 @@ struct Attention {
 
   Attention(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const optional<Tensor>& cu_seqlens_q,
             const optional<Tensor>& cu_seqlens_k, const optional<Tensor>& offsets, double scale, bool causal,
-            optional<int64_t> window)
+            optional<int64_t> window, optional<double> softcap)
       : q(q_in), k(k_in), v(v_in), covered(true) {
     std::vector<int64_t> ends_q, ends_k;
     if (cu_seqlens_q && cu_seqlens_k) {
@@ -43,7 +43,8 @@ struct Attention {
     tiling.num_heads = q.size(1), tiling.num_kv_heads = k.size(1);
     tiling.head_dim = q.size(2), tiling.value_dim = v.size(2);
     tiling.queries = q.size(0);
-    tiling.scale = float(scale), tiling.causal = causal, tiling.window = window.value_or(0);
+    tiling.scale = float(scale), tiling.softcap = float(softcap.value_or(0));
+    tiling.causal = causal, tiling.window = window.value_or(0);
     TORCH_CHECK(std::max(tiling.num_heads, tiling.num_kv_heads) * std::max(tiling.head_dim, tiling.value_dim) <=
                     kMaxMatrixStride,
                 "flash_attention: ", tiling.num_heads, " heads of ", tiling.head_dim,
@@ -103,10 +104,9 @@ std::tuple<Tensor, Tensor> flash_attention_forward(const Tensor& q, const Tensor
                                                    const optional<Tensor>& cu_seqlens_k,
                                                    const optional<Tensor>& query_offsets, double scale, bool causal,
                                                    optional<int64_t> window, optional<double> softcap) {
-  TORCH_CHECK(!softcap, "flash_attention: the AscendC kernel has no softcap");
-  const Attention in(q, k, v, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window);
+  const Attention in(q, k, v, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window, softcap);
   AttentionTiling tiling = in.tiling;
-  tiling.per_core = attention_queries(tiling.value_dim);
+  tiling.per_core = attention_queries(tiling.value_dim, in.q.element_size());
   TORCH_CHECK(tiling.per_core > 0, "flash_attention: values of ", tiling.value_dim,
               " elements are too large for the AscendC kernel");
   const Tensor wide_sinks = sinks ? sinks->to(at::kFloat).contiguous() : Tensor();
@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor> flash_attention_forward(const Tensor& q, const Tensor
   const Tensor blocks = in.on_device(table), out = in.empty(tiling.queries, tiling.num_heads, tiling.value_dim);
   const Tensor logsumexp = at::full({tiling.num_heads, tiling.queries}, -kInfinity, out.options().dtype(at::kFloat));
   const int32_t cores = cube_cores();
-  const Tensor memory = make_workspace(out, cores * tiling.workspace_bytes());
+  const Tensor memory = make_workspace(out, cores * tiling.workspace_bytes(out.element_size()));
   if (tiling.blocks > 0) {
     enqueue("mindspeed_flash_attention", [=](void* stream) {
       launch_flash_attention({cores, stream}, type_of(out), input("q", in.q), input("k", in.k), input("v", in.v),
@@ -134,10 +134,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
     const Tensor& out, const Tensor& logsumexp, const optional<Tensor>& sinks, const optional<Tensor>& cu_seqlens_q,
     const optional<Tensor>& cu_seqlens_k, const optional<Tensor>& query_offsets, double scale, bool causal,
     optional<int64_t> window, optional<double> softcap) {
-  TORCH_CHECK(!softcap, "flash_attention: the AscendC kernel has no softcap");
-  const Attention in(q, k, v, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window);
+  const Attention in(q, k, v, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window, softcap);
   AttentionTiling tiling = in.tiling;
-  tiling.per_core = attention_gradient_keys(tiling.head_dim, tiling.value_dim);
+  tiling.per_core = attention_gradient_keys(tiling.head_dim, tiling.value_dim, in.q.element_size());
   TORCH_CHECK(tiling.per_core > 0, "flash_attention: heads of ", tiling.head_dim, " and ", tiling.value_dim,
               " elements are too large for the AscendC kernel");
   // dL/dlogit = p · (dL/dp − Σ dL/dout · out + dL/dlogsumexp), of queries that see something.
@@ -159,7 +158,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
   const std::vector<KeyBlock> key_table = in.key_blocks(2 * tiling.per_core);
   const Tensor query_blocks = in.on_device(query_table), key_blocks = in.on_device(key_table);
   const int32_t cores = cube_cores();
-  const Tensor memory = make_workspace(grad_q, cores * tiling.gradient_workspace_bytes());
+  const Tensor memory = make_workspace(grad_q, cores * tiling.gradient_workspace_bytes(grad_q.element_size()));
   const auto arguments = [=](const Tensor& blocks) -> AttentionGradientMemory {
     return {input("q", in.q),
             input("k", in.k),

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "common.h"
+#include "flash_attention_scores.h"
 #include "flash_attention_tiling.h"
 #include "matmul.h"
 
@@ -17,56 +18,6 @@ namespace mindspeed::ascend {
 
 // Flags between the cube core and its vector cores.
 constexpr uint16_t kScoresReady = 0, kProbabilitiesReady = 1, kProductsReady = 2;
-
-// What a masked score is, and below it nothing: a row's maximum starts above it, so that masked scores vanish even
-// while no visible key has come.
-constexpr float kMasked = -2e30f, kNoMaximum = -1e30f;
-
-// rows [r] *= numbers[r], whose blocks are `factors`. 64 columns at a time, a row per repeat.
-__aicore__ inline void ScaleRows(const LocalTensor<float>& rows, const LocalTensor<float>& factors, int32_t count,
-                                 int32_t width) {
-  const uint8_t next = uint8_t(width / kFloatsPerBlock);
-  for (int32_t column = 0; column < width; column += kFloatsPerRepeat) {
-    const uint64_t columns = smaller(kFloatsPerRepeat, width - column);
-    Mul(rows[column], rows[column], factors, columns, uint8_t(count), {1, 1, 0, next, next, 1});
-  }
-}
-
-// rows [r] −= numbers[r]
-__aicore__ inline void SubtractFromRows(const LocalTensor<float>& rows, const LocalTensor<float>& numbers,
-                                        int32_t count, int32_t width) {
-  const uint8_t next = uint8_t(width / kFloatsPerBlock);
-  for (int32_t column = 0; column < width; column += kFloatsPerRepeat) {
-    const uint64_t columns = smaller(kFloatsPerRepeat, width - column);
-    Sub(rows[column], rows[column], numbers, columns, uint8_t(count), {1, 1, 0, next, next, 1});
-  }
-}
-
-// Sets the elements of a row of scores outside of [begin, end) to `value`.
-__aicore__ inline void FillOutside(const LocalTensor<float>& row, int64_t begin, int64_t end, float value) {
-  for (int32_t column = 0; column < kAttentionKeys; column += kFloatsPerRepeat) {
-    uint64_t outside[2] = {0, 0};
-    for (int32_t i = 0; i < kFloatsPerRepeat; ++i) {
-      if (column + i < begin || column + i >= end) outside[0] |= uint64_t(1) << i;
-    }
-    if (outside[0] != 0) Duplicate(row[column], value, outside, 1, 1, 8);
-  }
-}
-
-// Masks the keys that a row of scores does not see. Row r sits at key `position + r` of the tile.
-__aicore__ inline void MaskScores(const AttentionTiling& tiling, const LocalTensor<float>& scores, int64_t position,
-                                  int32_t rows, int32_t columns) {
-  for (int32_t r = 0; r < rows; ++r) {
-    int64_t begin = 0, end = columns;
-    if (tiling.causal) end = smaller(end, position + r + 1);
-    if (tiling.window > 0) {
-      begin = position + r - tiling.window + 1;
-      end = smaller(end, position + r + tiling.window);
-    }
-    if (begin > 0 || end < columns) FillOutside(scores[r * kAttentionKeys], begin, end, kMasked);
-  }
-  PipeBarrier<PIPE_V>();
-}
 
 // Rows of a queue's buffer are not always filled to their end; what lies there is computed with, but goes nowhere.
 __aicore__ inline void FillQueue(TQue<TPosition::VECIN, 1>& queue, int32_t count) {
@@ -82,7 +33,7 @@ struct AttentionWorkspace {
   GlobalTensor<T> probabilities;
 
   __aicore__ inline void Init(GM_ADDR workspace, const AttentionTiling& tiling, int64_t block) {
-    const GM_ADDR mine = workspace + block * tiling.workspace_bytes();
+    const GM_ADDR mine = workspace + block * tiling.workspace_bytes(sizeof(T));
     scores = GlobalOf<float>(mine, 2 * tiling.scores());
     products = GlobalOf<float>(mine + 8 * tiling.scores(), tiling.products());
     probabilities = GlobalOf<T>(mine + 8 * tiling.scores() + 4 * tiling.products(), tiling.scores());
@@ -179,14 +130,15 @@ class AttentionVector {
     pipe_.InitBuffer(productsQueue_, 1, rows * width_ * sizeof(float));
     pipe_.InitBuffer(outQueue_, 1, rows * width_ * sizeof(T));
     pipe_.InitBuffer(logsumexpQueue_, 1, rows * sizeof(float));
-    pipe_.InitBuffer(memory_, (rows * width_ + numbers + numbers) * sizeof(float));
+    pipe_.InitBuffer(memory_, (rows * width_ + numbers + numbers + kFloatsPerBlock) * sizeof(float));
     sums_ = memory_.Get<float>();
     maximum_ = sums_[rows * width_], newMaximum_ = maximum_[rows], shrink_ = newMaximum_[rows];
     total_ = shrink_[rows], tileNumbers_ = total_[rows], temporaries_ = tileNumbers_[rows];
-    factors_ = maximum_[numbers];
+    factors_ = maximum_[numbers], ones_ = factors_[numbers];
     FillQueue(scoresQueue_, rows * kAttentionKeys);
     FillQueue(productsQueue_, rows * width_);
     Duplicate(tileNumbers_, 0.0f, rows);
+    Duplicate(ones_, 1.0f, kFloatsPerBlock);
   }
 
   __aicore__ inline void Process() {
@@ -231,8 +183,7 @@ class AttentionVector {
                kAttentionKeys, kAttentionKeys);
     scoresQueue_.EnQue(scores);
     scores = scoresQueue_.DeQue<float>();
-    Muls(scores, scores, tiling_.scale, count);
-    PipeBarrier<PIPE_V>();
+    ScoresToLogits(tiling_, scores, ones_, count);
     MaskScores(tiling_, scores, block.position + first - key, rows, columns);
     for (int32_t r = 0; r < rows; ++r) {
       ReduceMax(tileNumbers_[r], scores[r * kAttentionKeys], factors_[r * kFloatsPerBlock], columns);
@@ -327,8 +278,8 @@ class AttentionVector {
   GlobalTensor<float> sinks_, logsumexp_;
   GlobalTensor<int64_t> blocks_;
   // Sums of values, and numbers of each row: its maximum, the next one, exp(old − new maximum), the sum of its
-  // exponentials, something of the current tile. factors: numbers in blocks.
-  LocalTensor<float> sums_, maximum_, newMaximum_, shrink_, total_, tileNumbers_, temporaries_, factors_;
+  // exponentials, something of the current tile. factors: numbers in blocks. A block of ones.
+  LocalTensor<float> sums_, maximum_, newMaximum_, shrink_, total_, tileNumbers_, temporaries_, factors_, ones_;
 };
 
 // q [queries, num_heads, head_dim], k and v [keys, num_kv_heads, head_dim or value_dim], out [queries, num_heads,

@@ -1,6 +1,7 @@
 // Flash attention backward. With p = exp(scale · q kᵀ − logsumexp) and delta = Σ grad_out · out − grad_logsumexp of
 // each query:
 //   ds = scale · p · (grad_out vᵀ − delta)    grad_q = ds k    grad_k = dsᵀ q    grad_v = pᵀ grad_out
+// and ds times 1 − tanh² where logits are softcap · tanh(scale · q kᵀ / softcap).
 // Blocks of one cube core and two vector cores (__mix__(1, 2)).
 //
 // Two kernels go over the same tiles: one along the keys of some queries, which sums grad_q, and one along the queries
@@ -21,12 +22,12 @@ struct GradientWorkspace {
   __aicore__ inline void Init(GM_ADDR workspace, const AttentionTiling& tiling, int64_t block) {
     constexpr int64_t kSize = kAttentionKeys * kAttentionKeys;
     const int64_t products = tiling.gradient_products();
-    GM_ADDR at = workspace + block * tiling.gradient_workspace_bytes();
+    GM_ADDR at = workspace + block * tiling.gradient_workspace_bytes(sizeof(T));
     scores = GlobalOf<float>(at, kSize), gradients = GlobalOf<float>(at + 4 * kSize, kSize);
     at += 8 * kSize;
     first = GlobalOf<float>(at, products), second = GlobalOf<float>(at + 4 * products, products);
     at += 8 * products;
-    probabilities = GlobalOf<T>(at, kSize), scoreGradients = GlobalOf<T>(at + 2 * kSize, kSize);
+    probabilities = GlobalOf<T>(at, kSize), scoreGradients = GlobalOf<T>(at + sizeof(T) * kSize, kSize);
   }
 };
 
@@ -142,9 +143,12 @@ class GradientVector {
     pipe_.InitBuffer(scoreGradientsQueue_, 1, kElements * sizeof(T));
     pipe_.InitBuffer(productsQueue_, 1, sums * widest * sizeof(float));
     pipe_.InitBuffer(outQueue_, 1, sums * widest * sizeof(T));
-    pipe_.InitBuffer(memory_, (sums * (firstWidth_ + secondWidth_) + 2 * 8 * kRows) * sizeof(float));
+    const int32_t numbers = kRows * kFloatsPerBlock;
+    pipe_.InitBuffer(memory_, (sums * (firstWidth_ + secondWidth_) + 2 * numbers + kFloatsPerBlock) * sizeof(float));
     firstSums_ = memory_.Get<float>(), secondSums_ = firstSums_[sums * firstWidth_];
-    logsumexpBlocks_ = secondSums_[sums * secondWidth_], deltaBlocks_ = logsumexpBlocks_[8 * kRows];
+    logsumexpBlocks_ = secondSums_[sums * secondWidth_], deltaBlocks_ = logsumexpBlocks_[numbers];
+    ones_ = deltaBlocks_[numbers];
+    Duplicate(ones_, 1.0f, kFloatsPerBlock);
     sums_ = sums;
     FillQueue(scoresQueue_, kElements);
     FillQueue(gradientsQueue_, kElements);
@@ -166,18 +170,18 @@ class GradientVector {
       LoadNumbers(tile.head * tiling_.queries + tile.query + first, rows);
       LocalTensor<float> scores = LoadTile(scoresQueue_, workspace_.scores, first, rows, tile.keys);
       LocalTensor<float> gradients = LoadTile(gradientsQueue_, workspace_.gradients, first, rows, tile.keys);
-      Muls(scores, scores, tiling_.scale, count);
       PipeBarrier<PIPE_V>();
+      SubtractFromRows(gradients, deltaBlocks_, rows, kAttentionKeys);
+      ScoresToLogits(tiling_, scores, gradients, ones_, count);
       MaskScores(tiling_, scores, tile.position + first, rows, tile.keys);
       SubtractFromRows(scores, logsumexpBlocks_, rows, kAttentionKeys);
-      SubtractFromRows(gradients, deltaBlocks_, rows, kAttentionKeys);
       PipeBarrier<PIPE_V>();
       Exp(scores, scores, count);
       PipeBarrier<PIPE_V>();
       if (storeProbabilities) Store(probabilitiesQueue_, workspace_.probabilities, scores, first, rows, tile.keys);
       Mul(gradients, gradients, scores, count);
       PipeBarrier<PIPE_V>();
-      Muls(gradients, gradients, tiling_.scale, count);
+      Muls(gradients, gradients, tiling_.softcap == 0 ? tiling_.scale : 4 * tiling_.scale, count);
       PipeBarrier<PIPE_V>();
       Store(scoreGradientsQueue_, workspace_.scoreGradients, gradients, first, rows, tile.keys);
       scoresQueue_.FreeTensor(scores);
@@ -266,7 +270,7 @@ class GradientVector {
   TBuf<TPosition::VECCALC> memory_;
   GradientWorkspace<T> workspace_;
   GlobalTensor<float> logsumexp_, delta_;
-  LocalTensor<float> firstSums_, secondSums_, logsumexpBlocks_, deltaBlocks_;
+  LocalTensor<float> firstSums_, secondSums_, logsumexpBlocks_, deltaBlocks_, ones_;
 };
 
 }  // namespace mindspeed::ascend

@@ -17,24 +17,25 @@ struct QueryBlock {
 struct AttentionTiling {
   int64_t num_heads, num_kv_heads, head_dim, value_dim;
   int64_t queries, blocks;  // rows of q; query blocks
-  float scale;
+  float scale, softcap;     // softcap: 0 for none
   bool causal, has_sinks;
   int64_t window;    // a query sees keys closer than this, or all (0)
   int32_t per_core;  // queries of a block that one of its two vector cores takes
 
   BOTH_SIDES constexpr int32_t per_block() const { return 2 * per_core; }
 
-  // Backward: two tiles of scores (float32) and two of 16 bits; the products of both kinds.
+  // Backward: two tiles of float32 and two of the tensors' type, of `element` bytes; the products of both kinds.
   BOTH_SIDES constexpr int64_t gradient_products() const { return kAttentionKeys * larger(head_dim, value_dim); }
-  BOTH_SIDES constexpr int64_t gradient_workspace_bytes() const {
-    return (4 * 2 + 2 * 2) * kAttentionKeys * kAttentionKeys + 4 * 2 * gradient_products();
+  BOTH_SIDES constexpr int64_t gradient_workspace_bytes(int64_t element) const {
+    return (4 * 2 + element * 2) * kAttentionKeys * kAttentionKeys + 4 * 2 * gradient_products();
   }
 
-  // Forward. Elements of one block's workspace: two tiles of scores, one of products (float32); one of probabilities
-  // (16 bits).
+  // Forward. Elements of one block's workspace: two tiles of scores, one of products (float32); one of probabilities.
   BOTH_SIDES constexpr int64_t scores() const { return per_block() * kAttentionKeys; }
   BOTH_SIDES constexpr int64_t products() const { return per_block() * value_dim; }
-  BOTH_SIDES constexpr int64_t workspace_bytes() const { return 4 * (2 * scores() + products()) + 2 * scores(); }
+  BOTH_SIDES constexpr int64_t workspace_bytes(int64_t element) const {
+    return 4 * (2 * scores() + products()) + element * scores();
+  }
 };
 
 // Some neighbouring keys of one sequence and the queries of that sequence, for the gradients of keys and values.
@@ -58,10 +59,11 @@ struct QueryRange {
 };
 
 // 64 queries per vector core, or 32 where values are so long that their sums would not fit; 0 if those do not fit.
-inline int32_t attention_queries(int64_t value_dim) {
+// `element`: the bytes of one of the tensors.
+inline int32_t attention_queries(int64_t value_dim, int64_t element) {
   for (const int64_t queries : {64, 32}) {
     const int64_t width = round_up(value_dim, kRowElements);
-    const int64_t tile = queries * kAttentionKeys * (4 + 2), sums = queries * width * (4 + 4 + 2),
+    const int64_t tile = queries * kAttentionKeys * (4 + element), sums = queries * width * (4 + 4 + element),
                   numbers = queries * 64;
     if (tile + sums + numbers <= kUnifiedBufferBudget) return int32_t(queries);
   }
@@ -71,12 +73,13 @@ inline int32_t attention_queries(int64_t value_dim) {
 // Backward: 32 queries per vector core, and as many keys of a block as leave room for their sums; 0 if none do.
 constexpr int32_t kGradientQueries = 32;
 
-inline int32_t attention_gradient_keys(int64_t head_dim, int64_t value_dim) {
+inline int32_t attention_gradient_keys(int64_t head_dim, int64_t value_dim, int64_t element) {
   const int64_t key = round_up(head_dim, kRowElements), value = round_up(value_dim, kRowElements);
-  const int64_t tiles = kGradientQueries * kAttentionKeys * (2 * 4 + 2 * 2);
-  if (tiles + kGradientQueries * key * (4 + 4 + 2) > kUnifiedBufferBudget) return 0;  // the sums of grad_q
+  const int64_t tiles = kGradientQueries * kAttentionKeys * (2 * 4 + 2 * element);
+  if (tiles + kGradientQueries * key * (4 + 4 + element) > kUnifiedBufferBudget) return 0;  // the sums of grad_q
   for (const int64_t keys : {64, 32, 16}) {
-    if (tiles + keys * (key + value + 2 * larger(key, value)) * 4 <= kUnifiedBufferBudget) return int32_t(keys);
+    const int64_t sums = 4 * (key + value) + (4 + element) * larger(key, value);
+    if (tiles + keys * sums <= kUnifiedBufferBudget) return int32_t(keys);
   }
   return 0;
 }

@@ -19,22 +19,25 @@ char* refuse_dimensions(const char* kernel, const AttentionTiling& tiling) {
 extern "C" {
 
 // Queries of a block, 0 if value_dim is too large; how many bytes of workspace a block of cores needs.
-int64_t twin_attention_queries(int64_t value_dim) { return 2 * attention_queries(value_dim); }
+int64_t twin_attention_queries(Type type, int64_t value_dim) {
+  return 2 * attention_queries(value_dim, bytes_of(type));
+}
 
-int64_t twin_attention_workspace(const AttentionTiling* tiling) {
+int64_t twin_attention_workspace(Type type, const AttentionTiling* tiling) {
   AttentionTiling filled = *tiling;
-  filled.per_core = attention_queries(tiling->value_dim);
-  return filled.workspace_bytes();
+  filled.per_core = attention_queries(tiling->value_dim, bytes_of(type));
+  return filled.workspace_bytes(bytes_of(type));
 }
 
 // sinks may be null.
 char* twin_flash_attention_forward(Run how, Type type, const void* q, const void* k, const void* v,
                                    const QueryBlock* blocks, const float* sinks, void* out, float* logsumexp,
                                    void* memory, int64_t keys, AttentionTiling* tiling) {
-  tiling->per_core = attention_queries(tiling->value_dim);
+  const int64_t size = bytes_of(type);
+  tiling->per_core = attention_queries(tiling->value_dim, size);
   tiling->has_sinks = sinks != nullptr;
   if (tiling->per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_forward", *tiling);
-  const int64_t size = bytes_of(type), heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
+  const int64_t heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
   return run(how, [&](const Launch& launch) {
     launch_flash_attention(launch, type, input("q", q, tiling->queries * heads * tiling->head_dim * size),
                            input("k", k, keys * kv_heads * tiling->head_dim * size),
@@ -43,26 +46,29 @@ char* twin_flash_attention_forward(Run how, Type type, const void* q, const void
                            input("sinks", sinks, heads * 4),
                            output("out", out, tiling->queries * heads * tiling->value_dim * size),
                            output("logsumexp", logsumexp, heads * tiling->queries * 4),
-                           workspace(memory, how.blocks * tiling->workspace_bytes()), *tiling);
+                           workspace(memory, how.blocks * tiling->workspace_bytes(size)), *tiling);
   });
 }
 
 // Backward: how many keys a block of the second kernel takes, 0 if the dimensions are too large. The first one takes
 // 2 · kGradientQueries queries.
-int64_t twin_attention_gradient_keys(int64_t head_dim, int64_t value_dim) {
-  return 2 * attention_gradient_keys(head_dim, value_dim);
+int64_t twin_attention_gradient_keys(Type type, int64_t head_dim, int64_t value_dim) {
+  return 2 * attention_gradient_keys(head_dim, value_dim, bytes_of(type));
 }
 
-int64_t twin_attention_gradient_workspace(const AttentionTiling* tiling) { return tiling->gradient_workspace_bytes(); }
+int64_t twin_attention_gradient_workspace(Type type, const AttentionTiling* tiling) {
+  return tiling->gradient_workspace_bytes(bytes_of(type));
+}
 
 // With grad_q: its kernel, of query blocks. Without: that of grad_k and grad_v, of key blocks.
 char* twin_flash_attention_backward(Run how, Type type, const void* q, const void* k, const void* v,
                                     const void* grad_out, const float* logsumexp, const float* delta,
                                     const int64_t* blocks, void* grad_q, void* grad_k, void* grad_v, void* memory,
                                     int64_t keys, AttentionTiling* tiling) {
-  tiling->per_core = attention_gradient_keys(tiling->head_dim, tiling->value_dim);
+  const int64_t size = bytes_of(type);
+  tiling->per_core = attention_gradient_keys(tiling->head_dim, tiling->value_dim, size);
   if (tiling->per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_backward", *tiling);
-  const int64_t size = bytes_of(type), heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
+  const int64_t heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
   const int64_t q_bytes = tiling->queries * heads * tiling->head_dim * size;
   const int64_t k_bytes = keys * kv_heads * tiling->head_dim * size;
   const int64_t v_bytes = keys * kv_heads * tiling->value_dim * size;
@@ -74,7 +80,7 @@ char* twin_flash_attention_backward(Run how, Type type, const void* q, const voi
       input("logsumexp", logsumexp, heads * tiling->queries * 4),
       input("delta", delta, heads * tiling->queries * 4),
       input("blocks", blocks, tiling->blocks * int64_t(grad_q != nullptr ? sizeof(QueryBlock) : sizeof(KeyBlock))),
-      workspace(memory, how.blocks * tiling->gradient_workspace_bytes()),
+      workspace(memory, how.blocks * tiling->gradient_workspace_bytes(size)),
   };
   return run(how, [&](const Launch& launch) {
     if (grad_q != nullptr) {

@@ -74,6 +74,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple, dict[str, Any], set[str]]] = {
         {"transposed": True},
         GEMM,
     ),
+    "grouped_gemm, float32": (kernels.grouped_gemm, (rand(5, 8), rand(3, 6, 8), OFFSETS), {}, GEMM),
     "moe_permute": (kernels.moe_permute, (rand(4, 8), INDEX, 3), {}, {"moe_permute", "moe_unpermute"}),
     "moe_unpermute": (
         kernels.moe_unpermute,
@@ -89,15 +90,18 @@ CASES: dict[str, tuple[Callable[..., Any], tuple, dict[str, Any], set[str]]] = {
     ),
 }
 CASES |= {
-    f"flash_attention, {name}": (attend(**options), half(*tensors), extra, ATTENTION)
+    f"flash_attention, {name}": (attend(**options), tensors, extra, ATTENTION)
     for name, options, tensors, extra in (
-        ("causal", {"return_logsumexp": True}, QKV, {}),
-        ("window to both sides", {"window": 3, "causal": False}, QKV, {}),
-        ("offsets that hide", {}, QKV, {"query_offsets": torch.tensor([1, -8])}),
-        ("packed", {"return_logsumexp": True}, PACKED, ENDS),
-        ("sinks", {"return_logsumexp": True}, QKV, {"sinks": rand(4)}),
-        ("sinks of 16 bits, packed", {}, PACKED, ENDS | {"sinks": rand(4, dtype=HALF)}),
-        ("tokens outside", {}, PACKED, {"cu_seqlens_q": seqlens(1, 4, 9), "cu_seqlens_k": seqlens(0, 6, 13)}),
+        ("causal", {"return_logsumexp": True}, half(*QKV), {}),
+        ("window to both sides", {"window": 3, "causal": False}, half(*QKV), {}),
+        ("offsets that hide", {}, half(*QKV), {"query_offsets": torch.tensor([1, -8])}),
+        ("packed", {"return_logsumexp": True}, half(*PACKED), ENDS),
+        ("sinks", {"return_logsumexp": True}, half(*QKV), {"sinks": rand(4)}),
+        ("sinks of 16 bits, packed", {}, half(*PACKED), ENDS | {"sinks": rand(4, dtype=HALF)}),
+        ("tokens outside", {}, half(*PACKED), {"cu_seqlens_q": seqlens(1, 4, 9), "cu_seqlens_k": seqlens(0, 6, 13)}),
+        ("float32", {"return_logsumexp": True}, QKV, {"sinks": rand(4)}),
+        ("softcap", {"return_logsumexp": True, "softcap": 2.0}, half(*QKV), {}),
+        ("softcap, float32, packed", {"softcap": 2.0}, PACKED, ENDS),
     )
 }
 
@@ -119,12 +123,11 @@ def test_equals_the_cpu(device: Device, name: str):
 
 
 def test_what_the_kernels_do_not_take_goes_on(device: Device):
-    """float32 attention to torch_npu's, a softcap to the definition."""
+    """Wide heads to torch_npu's, float64 to the definition."""
     device.called.clear()
     with implementation("ascendc"):
-        moved = [t.detach().to("npu") for t in QKV]
-        kernels.flash_attention(*moved)
-        kernels.flash_attention(*(t.to(HALF) for t in moved), softcap=2.0)
+        kernels.flash_attention(*(torch.rand(1, 2, 1, 500, dtype=HALF, device="npu") for _ in range(3)))
+        kernels.flash_attention(*(t.detach().double().to("npu") for t in QKV))
     assert device.called == ["npu_fusion_attention"]
 
 

@@ -66,6 +66,7 @@ ASCENDC_EXPERTS = {"moe_permute", "grouped_gemm", "grouped_gemm_weight_gradient"
     [
         ("", torch.float32, False, VENDOR),
         ("", torch.float32, True, VENDOR | VENDOR_EXPERTS),
+        ("ascendc", torch.float32, True, {f"ascendc {op}" for op in ASCENDC | ASCENDC_EXPERTS}),
         ("ascendc", torch.bfloat16, False, {f"ascendc {op}" for op in ASCENDC}),
         ("ascendc", torch.bfloat16, True, {f"ascendc {op}" for op in ASCENDC | ASCENDC_EXPERTS}),
     ],
@@ -116,9 +117,10 @@ def test_the_trainer(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyP
     device.called.clear()
     with implementation(""):
         found = run("npu")
+    eps = torch.finfo(torch.float32).eps
     for step, reference in zip(found, expected, strict=True):
-        assert step["loss"] == pytest.approx(reference["loss"], rel=1e-5)
-        assert step["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
+        assert step["loss"] == pytest.approx(reference["loss"], rel=8 * eps)
+        assert step["grad_norm"] == pytest.approx(reference["grad_norm"], rel=32 * eps)
         assert step["memory_gib"] > 0
     assert "npu_fusion_attention" in device.called
 
