@@ -22,7 +22,8 @@ from mindspeed_kernels.ascend_twin import LIBRARY, AscendTwin
 @dataclass(frozen=True)
 class Chip:
     """An Ascend 910B. Bandwidths and cores are those of the examples in the public AscendC guide; a vector core takes a
-    repeat of 256 bytes per cycle and a cube core 16 x 16 x 16 products of 16 bits; the clock is an assumption.
+    repeat of 256 bytes per cycle and a cube core 16 x 16 x 16 products of 16 bits, or a quarter of them in float32; the
+    clock is an assumption.
     """
 
     cores: int = 20  # each with one cube core and two vector cores
@@ -34,9 +35,8 @@ class Chip:
     def vector_cores(self) -> int:
         return 2 * self.cores
 
-    @property
-    def cube_flops_per_second(self) -> float:
-        return self.cores * self.clock * 2 * 16**3
+    def cube_flops_per_second(self, dtype: torch.dtype) -> float:
+        return self.cores * self.clock * 2 * 16**3 * (2 / dtype.itemsize) ** 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Cost:
     least_bytes: float  # every operand once
     chip: Chip
     shares_at_once: int  # cores that work on a share each
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def bytes(self) -> float:
@@ -62,7 +63,7 @@ class Cost:
         return {
             "memory": max(self.least_bytes / self.chip.gm_bytes_per_second, self.bytes / self.chip.l2_bytes_per_second),
             "vector": self.counters["vector_critical"] * rounds / self.chip.clock,
-            "cube": self.counters["cube_flops_padded"] * self.shares / self.chip.cube_flops_per_second,
+            "cube": self.counters["cube_flops_padded"] * self.shares / self.chip.cube_flops_per_second(self.dtype),
         }
 
     @property
@@ -79,7 +80,7 @@ class Cost:
         )
 
 
-HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, HEAD_DIM = 4096, 14336, 32, 8, 128
+HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, HEAD_DIM, TOP_K = 4096, 14336, 32, 8, 128, 2
 
 
 def _bytes(*tensors: Tensor) -> int:
@@ -113,6 +114,15 @@ def _vector_kernels(rows: int) -> Iterator[tuple[str, int, Callable[[AscendTwin]
     least = 2 * _bytes(q, k) + 2 * _bytes(cos)
     yield "rotary", least, lambda t: t.rotary(q, k, cos, cos)
     yield "rotary interleaved", least - _bytes(cos), lambda t: t.rotary(q, k, cos, cos, interleaved=True)
+    source, weights = torch.randperm(rows * TOP_K), torch.rand(rows, TOP_K)
+    position, y = source.argsort().view(rows, TOP_K), torch.randn(rows * TOP_K, HIDDEN).bfloat16()
+    yield "moe_permute", _bytes(x, y, source), lambda t: t.moe_permute(x, source, TOP_K)
+    yield "moe_unpermute", _bytes(x, y, position, weights), lambda t: t.moe_unpermute(y, position, weights)
+    yield (
+        "moe_unpermute backward",
+        _bytes(x, y, y, source, weights, weights),
+        lambda t: t.moe_unpermute_backward(x, y, source, weights),
+    )
 
 
 def vector_costs(library: Path, chip: Chip, tokens: int) -> Iterator[Cost]:
@@ -124,38 +134,46 @@ def vector_costs(library: Path, chip: Chip, tokens: int) -> Iterator[Cost]:
         yield Cost(kernel, twin.report.counters, cores, least * cores, chip, cores)
 
 
-def cube_costs(library: Path, chip: Chip, tokens: int, head_dim: int = HEAD_DIM) -> Iterator[Cost]:
+def cube_costs(
+    library: Path, chip: Chip, tokens: int, head_dim: int = HEAD_DIM, dtype: torch.dtype = torch.bfloat16
+) -> Iterator[Cost]:
     """The kernels with products: causal attention of one sequence, of which a block of queries in the middle stands for
     all, and one tile of the products of experts with as many tokens as a tile has rows.
     """
+
+    def cost(kernel: str, shares: int, elements: int) -> Cost:
+        name = kernel if dtype == torch.bfloat16 else f"{kernel}, {str(dtype).removeprefix('torch.')}"
+        return Cost(name, twin.report.counters, shares, dtype.itemsize * elements, chip, chip.cores, dtype)
+
     tile = 128
     middle = tokens // 2
-    q, out = torch.randn(2, tile, 1, head_dim).bfloat16()
-    k, v = torch.randn(2, middle + tile // 2, 1, head_dim).bfloat16()
+    q, out = torch.randn(2, tile, 1, head_dim).to(dtype)
+    k, v = torch.randn(2, middle + tile // 2, 1, head_dim).to(dtype)
     twin = AscendTwin(library, blocks=1)
     tasks = math.ceil(tokens / tile) * HEADS
-    least = 2 * tokens * head_dim * (2 * HEADS + 2 * KEY_VALUE_HEADS)
+    elements = tokens * head_dim * (2 * HEADS + 2 * KEY_VALUE_HEADS)
     _, logsumexp = twin.flash_attention(q, k, v)
-    yield Cost("flash_attention forward", twin.report.counters, tasks, least, chip, chip.cores)
+    yield cost("flash_attention forward", tasks, elements)
     twin.flash_attention_backward(out, None, q, k, v, out, logsumexp)
-    yield Cost("flash_attention backward", twin.report.counters, tasks, 2 * least, chip, chip.cores)
+    yield cost("flash_attention backward", tasks, 2 * elements)
 
-    x, weight = torch.randn(tile, HIDDEN).bfloat16(), torch.randn(1, tile, HIDDEN).bfloat16()
-    offsets = torch.tensor([tile], dtype=torch.int32)
-    twin.grouped_gemm(x, weight, offsets)
-    tiles = math.ceil(tokens / tile) * math.ceil(INTERMEDIATE / tile)
-    least = 2 * (tokens * (HIDDEN + INTERMEDIATE) + HIDDEN * INTERMEDIATE)
-    yield Cost("grouped_gemm", twin.report.counters, tiles, least, chip, chip.cores)
+    x, weight = torch.randn(tile, HIDDEN).to(dtype), torch.randn(1, tile, HIDDEN).to(dtype)
+    twin.grouped_gemm(x, weight, torch.tensor([tile], dtype=torch.int32))
+    across, elements = math.ceil(INTERMEDIATE / tile), tokens * (HIDDEN + INTERMEDIATE) + HIDDEN * INTERMEDIATE
+    yield cost("grouped_gemm", math.ceil(tokens / tile) * across, elements)
+    x, grad_y = torch.randn(2, tokens, tile).to(dtype)
+    twin.grouped_gemm_weight_gradient(grad_y, x, torch.tensor([tokens], dtype=torch.int32))
+    yield cost("grouped_gemm weight gradient", math.ceil(HIDDEN / tile) * across, elements)
 
 
 def table(costs: Iterable[Cost]) -> str:
     """The costs as text."""
-    lines = [f"{'kernel':26}{'MB moved':>9}{'of least':>9}{'memory us':>11}{'vector us':>11}{'cube us':>9}  "]
+    lines = [f"{'kernel':34}{'MB moved':>9}{'of least':>9}{'memory us':>11}{'vector us':>11}{'cube us':>9}  "]
     lines[0] += "bound   KiB of a core's memory"
     for cost in costs:
         memory, vector, cube = (seconds * 1e6 for seconds in cost.seconds.values())
         lines.append(
-            f"{cost.kernel:26}{cost.bytes / 1e6:9.1f}{cost.bytes / cost.least_bytes:9.3f}"
+            f"{cost.kernel:34}{cost.bytes / 1e6:9.1f}{cost.bytes / cost.least_bytes:9.3f}"
             f"{memory:11.1f}{vector:11.1f}{cube:9.1f}  {cost.bound:6}  {cost.local_memory}"
         )
     return "\n".join(lines)
@@ -170,12 +188,12 @@ def main() -> None:
     arguments = parser.parse_args()
     chip = Chip(cores=arguments.cores, clock=arguments.clock_ghz * 1e9)
     print(
-        f"A model from counts on the CPU twin, not a measurement: {arguments.tokens} tokens, bfloat16, "
-        f"{chip.cores} cores, {chip.clock / 1e9:g} GHz, {chip.gm_bytes_per_second / 1e12:g} TB/s, from the cache "
-        f"{chip.l2_bytes_per_second / 1e12:g} TB/s"
+        f"A model from counts on the CPU twin, not a measurement: {arguments.tokens} tokens, bfloat16 where nothing "
+        f"else is said, {chip.cores} cores, {chip.clock / 1e9:g} GHz, {chip.gm_bytes_per_second / 1e12:g} TB/s, from "
+        f"the cache {chip.l2_bytes_per_second / 1e12:g} TB/s"
     )
-    costs = [cost for each in (vector_costs, cube_costs) for cost in each(arguments.library, chip, arguments.tokens)]
-    print(table(costs))
+    call = arguments.library, chip, arguments.tokens
+    print(table([*vector_costs(*call), *cube_costs(*call), *cube_costs(*call, dtype=torch.float32)]))
 
 
 if __name__ == "__main__":
