@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
+from mindspeed_llm.checkpoint.checkpointer import Checkpointer
 from mindspeed_llm.config import Config, validate_world
 from mindspeed_llm.data.collate import padding_token
 from mindspeed_llm.data.factory import Data, DataFactory
@@ -30,6 +33,7 @@ from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_meshes
 from mindspeed_llm.parallel.parallelize import parallelize
 from mindspeed_llm.parallel.traffic import step_traffic
+from mindspeed_llm.routing import BiasBalancing
 
 
 def dry_run(config: Config, world_size: int) -> None:
@@ -40,15 +44,21 @@ def dry_run(config: Config, world_size: int) -> None:
     config = validate_world(config, world_size)
     set_up_logging(0)
     set_seed(config.training.seed, deterministic=config.training.deterministic)
+    starting_point = Checkpointer(Path(config.training.output_dir)).starting_point(
+        config.training.resume_from_checkpoint
+    )
     factory = ModelFactory(config.model)
     tokenizer = factory.create_tokenizer()
     data = DataFactory(config, tokenizer).create()
     print(f"{data.report}\n{render_sample(data.first_row, tokenizer)}")
     model = factory.create()
+    data.check_vocabulary(len(cast(torch.Tensor, model.get_input_embeddings().weight)))
     if not config.model.train_from_scratch:
         check_weights(model, config.model.model_name_or_path)
     fuse_operators(model, config, torch.device("cpu"))
     print(f"model {type(model).__name__}: {model.num_parameters():,} parameters")
+    if config.training.router_bias_update_rate:
+        BiasBalancing(model, config.training.router_bias_update_rate)
     with _pretended_ranks(world_size):
         parallelize(model, build_meshes(config.parallel, world_size, torch.device("cpu")), config.parallel)
         print(_describe_memory(model, config))
@@ -57,6 +67,8 @@ def dry_run(config: Config, world_size: int) -> None:
     data_ranks = world_size // config.parallel.cp_size
     loader = training_loader(data, config.training, world_size=data_ranks, pad_token_id=padding_token(tokenizer))
     print(_describe_steps(config, data, len(loader) / data.epochs, data_ranks))
+    if starting_point is not None:
+        print(f"goes on from {starting_point}")
 
 
 @contextmanager

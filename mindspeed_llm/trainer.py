@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
 
 from mindspeed_llm.accumulate import StepCounts, count_step, forward_backward
 from mindspeed_llm.batch import num_targets, to_device
@@ -20,9 +19,8 @@ from mindspeed_llm.data.collate import Batch, padding_token
 from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import EvalLoader
 from mindspeed_llm.data.render import render_sample
-from mindspeed_llm.data.store import TokenRows
 from mindspeed_llm.data.training_loader import training_loader
-from mindspeed_llm.errors import ConfigError, DataError
+from mindspeed_llm.errors import ConfigError
 from mindspeed_llm.flops import count_training_flops
 from mindspeed_llm.foundation import device as devices
 from mindspeed_llm.foundation.distributed import Distributed, start
@@ -97,7 +95,7 @@ class Trainer:
         self.model_factory = ModelFactory(self.config.model)
         self.tokenizer = self.model_factory.create_tokenizer()
         data = DataFactory(self.config, self.tokenizer).create()
-        self.rows = [data.train, *data.eval.values()]
+        self.data = data
         logger.info("%s\n%s", data.report, render_sample(data.first_row, self.tokenizer))
         options: dict[str, Any] = {
             "pad_token_id": padding_token(self.tokenizer),
@@ -117,7 +115,7 @@ class Trainer:
     def _build_model(self) -> None:
         """On the meta device first; weights go straight into the shards once the model is cut."""
         model = self.model_factory.create()
-        self._check_vocabulary(model)
+        self.data.check_vocabulary(len(cast(torch.Tensor, model.get_input_embeddings().weight)))
         self.flops = count_training_flops(model)
         self.peak_flops = devices.peak_flops(self.device, DTYPES[self.config.parallel.param_dtype])
         fuse_operators(model, self.config, self.device)
@@ -136,15 +134,6 @@ class Trainer:
         self.expert_load = ExpertLoad(model)
         rate = self.config.training.router_bias_update_rate
         self.balancing = BiasBalancing(model, rate) if rate else None
-
-    def _check_vocabulary(self, model: PreTrainedModel) -> None:
-        size = len(cast(torch.Tensor, model.get_input_embeddings().weight))
-        largest = max((rows.largest_token for rows in self.rows if isinstance(rows, TokenRows)), default=0)
-        if largest >= size:
-            raise DataError(
-                f"the tokenizer made the token {largest}, but the model has embeddings for 0 to {size - 1} only: "
-                "model.tokenizer_name_or_path is not the tokenizer of this model"
-            )
 
     def _build_optimizer(self) -> None:
         self.optimizer = OptimizerFactory(self.config.training).create(self.model)
@@ -225,13 +214,10 @@ class Trainer:
     # ---- checkpoints --------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on from ``training.resume_from_checkpoint``; ``auto`` without any complete checkpoint starts afresh."""
-        wanted = self.config.training.resume_from_checkpoint
-        path = self.checkpointer.latest() if wanted == "auto" else wanted
-        if path is None:
-            self.checkpointer.check_unused()
-        else:
-            self.checkpointer.load(Path(path), self._state())
+        """Go on from ``training.resume_from_checkpoint``."""
+        path = self.checkpointer.starting_point(self.config.training.resume_from_checkpoint)
+        if path is not None:
+            self.checkpointer.load(path, self._state())
             logger.info("resumed from %s after step %d", path, self.step)
             if self.step >= self.total_steps:
                 logger.warning("nothing is left to train: the run has %d steps in all", self.total_steps)

@@ -118,13 +118,21 @@ class Checkpointer:
                 path, content["world_size"], dist.get_world_size(),
             )  # fmt: skip
 
-    def check_unused(self) -> None:
-        """Raises UserError when the folder has the checkpoints of another run, which a new one's would mix with."""
+    def starting_point(self, wanted: str | None) -> Path | None:
+        """The checkpoint that ``training.resume_from_checkpoint`` means: ``auto`` the newest complete one, if any.
+
+        Raises UserError when it can't be gone on from, and when a new run's checkpoints would mix with another one's.
+        """
+        path = self.latest() if wanted == "auto" else wanted
+        if path is not None:
+            _check_resumable(Path(path))
+            return Path(path)
         if any(map(is_complete, self._paths())):
             raise UserError(
                 f"{self.folder} holds the checkpoints of an earlier run: go on from them with "
                 "training.resume_from_checkpoint=auto, or choose another training.output_dir, or delete them"
             )
+        return None
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint of the folder, None without any."""

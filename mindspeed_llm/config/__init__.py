@@ -1,15 +1,14 @@
 """Typed configuration: ``load_config(path, overrides) -> Config``.
 
-``schema`` has every key; ``source`` reads YAML and overrides, ``load`` checks them; ``original`` lists the keys of
-MindSpeed LLM that are no keys here.
+``schema`` and ``data_schema`` have every key; ``source`` reads YAML and overrides, ``load`` checks them; ``original``
+lists the keys of MindSpeed LLM that are no keys here.
 """
 
+from mindspeed_llm.config.data_schema import DataConfig, DatasetSource
 from mindspeed_llm.config.load import load_config
 from mindspeed_llm.config.problems import unknown_key
 from mindspeed_llm.config.schema import (
     Config,
-    DataConfig,
-    DatasetSource,
     ModelConfig,
     OptimizationConfig,
     ParallelConfig,

@@ -10,7 +10,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from mindspeed_llm.config.schema import DataConfig
+from mindspeed_llm.config.data_schema import DataConfig
 from mindspeed_llm.config.source import Source
 from mindspeed_llm.config.types import blended_files
 

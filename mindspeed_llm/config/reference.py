@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from mindspeed_llm.config.data_schema import DatasetSource
 from mindspeed_llm.config.original import ORIGINAL_KEYS, UNSUPPORTED_VALUES, OriginalKey
-from mindspeed_llm.config.schema import Config, DatasetSource
+from mindspeed_llm.config.schema import Config
 
 _HEAD = """\
 # Configuration

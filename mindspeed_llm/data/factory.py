@@ -60,6 +60,16 @@ class Data:
         """Of the rows to train on."""
         return self.train.first_row() if isinstance(self.train, StreamedData) else self.train[0]
 
+    def check_vocabulary(self, size: int) -> None:
+        """Raises DataError when a stored row has a token that a model with ``size`` embeddings does not know."""
+        stored = [rows for rows in (self.train, *self.eval.values()) if isinstance(rows, TokenRows)]
+        largest = max((rows.largest_token for rows in stored), default=0)
+        if largest >= size:
+            raise DataError(
+                f"the tokenizer made the token {largest}, but the model has embeddings for 0 to {size - 1} only: "
+                "model.tokenizer_name_or_path is not the tokenizer of this model"
+            )
+
 
 class DataFactory:
     """Prepares the data of a run: reads, writes with the template, tokenises, cuts, packs, and stores the rows.

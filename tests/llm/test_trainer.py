@@ -256,9 +256,13 @@ def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(folder, tmp_pat
     earlier = settings(folder, tmp_path / "out", max_steps=2, save_steps=1, save_hf_weights=False)
     run(earlier)
     (tmp_path / "new.yaml").write_text(earlier.dump_yaml())
-    assert main([str(tmp_path / "new.yaml"), "--training.seed=1"]) == 2
-    assert "holds the checkpoints of an earlier run" in capsys.readouterr().err
-    assert main([str(tmp_path / "new.yaml"), "--training.resume_from_checkpoint=auto", "--training.max_steps=3"]) == 0
+    for options in ([], ["--dry-run"]):
+        assert main([str(tmp_path / "new.yaml"), "--training.seed=1", *options]) == 2
+        assert "holds the checkpoints of an earlier run" in capsys.readouterr().err
+    resumed = [str(tmp_path / "new.yaml"), "--training.resume_from_checkpoint=auto", "--training.max_steps=3"]
+    assert main([*resumed, "--dry-run"]) == 0
+    assert f"goes on from {tmp_path / 'out' / 'checkpoints' / 'step-00000002'}" in capsys.readouterr().out
+    assert main(resumed) == 0
     assert [r["step"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl")] == [1, 2, 3]
 
 
@@ -268,8 +272,9 @@ def test_a_tokenizer_of_another_model_is_told(folder, tmp_path, capsys):
     path = tmp_path / "run.yaml"
     path.write_text(settings(folder, tmp_path / "out").dump_yaml())
     overrides = [f"--model.model_name_or_path={tmp_path}", f"--model.tokenizer_name_or_path={folder / 'dense'}"]
-    assert main([str(path), *overrides, "--model.train_from_scratch=true"]) == 2
-    assert "has embeddings for 0 to 299 only" in capsys.readouterr().err
+    for options in ([], ["--dry-run"]):
+        assert main([str(path), *overrides, "--model.train_from_scratch=true", *options]) == 2
+        assert "has embeddings for 0 to 299 only" in capsys.readouterr().err
 
 
 def test_an_output_folder_that_cannot_be_written_is_told(folder, tmp_path, capsys):
@@ -290,3 +295,10 @@ def test_the_balancing_loss_leaves_no_trace_in_the_export_and_needs_a_model_that
     (tmp_path / "dense.yaml").write_text(dense.dump_yaml())
     assert main([str(tmp_path / "dense.yaml")]) == 2
     assert ": Qwen3ForCausalLM has no load-balancing loss" in capsys.readouterr().err
+
+
+def test_a_dry_run_looks_for_the_bias_that_balances(folder, tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text(settings(folder, tmp_path / "out", "moe", router_bias_update_rate=1e-3).dump_yaml())
+    assert main([str(path), "--dry-run"]) == 2
+    assert "the routers of Qwen3MoeForCausalLM have no e_score_correction_bias" in capsys.readouterr().err
