@@ -71,7 +71,7 @@ def test_steps_of_one_process(tmp_path):
     assert_steps_equal(tmp_path / "out")
 
 
-@pytest.mark.parametrize(("accumulation", "cp_size"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("accumulation", "cp_size"), [pytest.param(2, 1, marks=pytest.mark.slow), (4, 2)])
 def test_steps_of_two_ranks(accumulation, cp_size, tmp_path):
     """The same global batches: two ranks with half the accumulation, or with halves of every sequence."""
     path = configuration(tmp_path / "out", gradient_accumulation_steps=accumulation)

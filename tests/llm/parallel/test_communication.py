@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import launch
-from tests.llm.parallel.test_equivalence import case
+from tests.llm.parallel.reference import case
 
 WORKER = str(Path(__file__).with_name("communication_worker.py"))
 RING, ULYSSES = {"cp_size": 2, "cp_type": "ring"}, {"cp_size": 2, "cp_type": "ulysses"}
