@@ -168,12 +168,12 @@ def cube_costs(
 
 def table(costs: Iterable[Cost]) -> str:
     """The costs as text."""
-    lines = [f"{'kernel':34}{'MB moved':>9}{'of least':>9}{'memory us':>11}{'vector us':>11}{'cube us':>9}  "]
+    lines = [f"{'kernel':38}{'MB moved':>9}{'of least':>9}{'memory us':>11}{'vector us':>11}{'cube us':>9}  "]
     lines[0] += "bound   KiB of a core's memory"
     for cost in costs:
         memory, vector, cube = (seconds * 1e6 for seconds in cost.seconds.values())
         lines.append(
-            f"{cost.kernel:34}{cost.bytes / 1e6:9.1f}{cost.bytes / cost.least_bytes:9.3f}"
+            f"{cost.kernel:38}{cost.bytes / 1e6:9.1f}{cost.bytes / cost.least_bytes:9.3f}"
             f"{memory:11.1f}{vector:11.1f}{cube:9.1f}  {cost.bound:6}  {cost.local_memory}"
         )
     return "\n".join(lines)
