@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,16 +44,21 @@ def configuration(rows: list[int], row_bytes: list[int], palette: int = 1, start
 WHOLE = configuration([16] * 3, [64] * 3)
 
 
-@pytest.fixture(scope="module")
-def library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("amx") / "library.so"
+def build(folder: Path, root: Path = ROOT) -> Path:
+    """The library, in the folder, from the C++ sources below root."""
+    path = folder / "library.so"
     source = Path(__file__).parent / "amx" / "library.cpp"
     compiler = os.environ.get("CXX", "c++")
     flags = ["-std=c++17", "-O1", "-ffp-contract=fast", *(f"-m{feature}" for feature in LEVEL)]
-    command = [compiler, *flags, "-fPIC", "-shared", f"-I{ROOT}", str(source), "-o", str(path)]
+    command = [compiler, *flags, "-fPIC", "-shared", f"-I{root}", str(source), "-o", str(path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return path
+
+
+@pytest.fixture(scope="module")
+def library_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("amx"))
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +175,26 @@ def test_wrong_configurations(library_path: Path, shape: TileConfiguration | Non
 def test_wrong_use(library_path: Path) -> None:
     assert "#UD in TILEZERO: no configuration is loaded" in fault(library_path, "library.use_after_release()")
     assert "#UD in TDPBF16PS: the three tiles must differ" in fault(library_path, "library.multiply_in_place()")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("tile_load_configuration(kConfiguration);", "", "#UD in TILEZERO: no configuration is loaded"),
+        ("{16, 16, 16, 16, 16,", "{16, 16, 16, 16, 15,", "#UD in TDPBF16PS: the left tile's rows"),
+        ("{64, 64, 64, 64, 64,", "{64, 64, 64, 64, 60,", "#UD in TDPBF16PS: the left tile's columns"),
+        ("{64, 64, 64, 64,", "{64, 64, 60, 64,", "#UD in TDPBF16PS: the right tile's columns"),
+        ("tile_multiply_add<3, 5, 7>", "tile_multiply_add<3, 5, 5>", "#UD in TDPBF16PS: the three tiles must differ"),
+    ],
+)
+def test_seeded_errors(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+    """Mistakes in the product's own source."""
+    shutil.copytree(ROOT / "csrc" / "cpu" / "common", tmp_path / "csrc" / "cpu" / "common")
+    product = tmp_path / "csrc" / "cpu" / "common" / "gemm_amx.h"
+    assert right in product.read_text()
+    product.write_text(product.read_text().replace(right, wrong))
+    assert message in fault(build(tmp_path, tmp_path), "library.multiply_whole_tiles()")
 
 
 # ---- Products of matrices.

@@ -33,6 +33,14 @@ extern "C" void multiply_in_place() {
   tile_multiply_add<0, 1, 0>();
 }
 
+// A product that takes all eight tiles.
+extern "C" void multiply_whole_tiles() {
+  static const bfloat16 zeros[32 * 32] = {};
+  static float c[32 * 32];
+  const Matrix<bfloat16> matrix = {zeros, 32};
+  gemm(32, 32, 32, matrix, matrix, c, 32, false, GemmBuffers());
+}
+
 // C [m, n] (+)= A [m, k] · B [k, n], of bfloat16 and float32 with dense rows; sums [m, n] or a rounded C is bfloat16.
 extern "C" void multiply(int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t a_stride, bool a_transposed,
                          const int64_t* a_index, const bfloat16* b, int64_t b_stride, bool b_transposed, void* c,
