@@ -137,6 +137,19 @@ CASES |= {
         set(),
     ),
 }
+# Neither torch_npu's nor ours: the definition, of PyTorch's operators.
+DECAY, BETA = (t.detach().requires_grad_() for t in (-rand(2, 5, 4).abs(), rand(2, 5, 4).sigmoid()))
+CASES |= {
+    "causal_conv1d": (kernels.causal_conv1d, (rand(2, 5, 8), rand(8, 4), rand(8)), {}, set()),
+    "gated_delta_rule": (
+        kernels.gated_delta_rule,
+        (rand(2, 5, 2, 8), rand(2, 5, 2, 8), rand(2, 5, 4, 6), DECAY, BETA),
+        {"qk_l2norm": True},
+        set(),
+    ),
+    "linear_cross_entropy": (kernels.linear_cross_entropy, (rand(6, 8), rand(9, 8), torch.arange(6)), {}, set()),
+    "rms_norm_gated": (kernels.rms_norm_gated, (rand(3, 5, 8), rand(3, 5, 8), rand(8)), {}, set()),
+}
 
 
 def assert_all_close(found: list[Tensor], expected: list[Tensor]) -> None:
