@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,16 +45,20 @@ def configuration(rows: list[int], row_bytes: list[int], palette: int = 1, start
 WHOLE = configuration([16] * 3, [64] * 3)
 
 
-def build(folder: Path, root: Path = ROOT) -> Path:
-    """The library, in the folder, from the C++ sources below root."""
-    path = folder / "library.so"
-    source = Path(__file__).parent / "amx" / "library.cpp"
-    compiler = os.environ.get("CXX", "c++")
-    flags = ["-std=c++17", "-O1", "-ffp-contract=fast", *(f"-m{feature}" for feature in LEVEL)]
-    command = [compiler, *flags, "-fPIC", "-shared", f"-I{root}", str(source), "-o", str(path)]
+def compile_source(name: str, to: Path, *flags: str, root: Path = ROOT) -> Path:
+    """A file of this test's folder, with the headers below root."""
+    source = Path(__file__).parent / "amx" / name
+    level = [f"-m{feature}" for feature in LEVEL]
+    command = [os.environ.get("CXX", "c++"), "-std=c++17", *level, *flags, f"-I{root}", str(source), "-o", str(to)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return path
+    return to
+
+
+def build(folder: Path, root: Path = ROOT) -> Path:
+    return compile_source(
+        "library.cpp", folder / "library.so", "-O1", "-ffp-contract=fast", "-fPIC", "-shared", root=root
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +71,23 @@ def library(library_path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library_path))
 
 
-# ---- The model of the instructions.
+# ---- The instructions.
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="there is no objdump")
+def test_instructions(tmp_path: Path) -> None:
+    """Those written in assembly, which no machine without AMX can run, are those that the compiler makes."""
+    compiled = compile_source("instructions.cpp", tmp_path / "instructions.o", "-O1", "-mamx-tile", "-mamx-bf16", "-c")
+    listing = subprocess.run(["objdump", "-d", compiled], capture_output=True, text=True, check=True).stdout
+    ours, intrinsics = (
+        re.findall(r"\t(\w+ .*tmm.*|ldtilecfg .*|tilerelease)", listing.split(f"<{name}>:")[1].split("ret")[0])
+        for name in ("ours", "intrinsics")
+    )
+    assert ours == intrinsics
+    assert len(ours) == 6
+
+
+# ---- The model of them.
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
