@@ -1,5 +1,6 @@
 """Run contestants side by side: first they show that they compute the same, then they take turns."""
 
+import itertools
 import random
 import statistics
 import time
@@ -8,6 +9,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.case import Outputs, Problem
 
@@ -45,8 +47,9 @@ def verify(steps: Mapping[str, Step], layers: int = 1) -> None:
                 raise AssertionError(f"{name} does not compute what {first} computes: {difference}")
 
 
-def medians(steps: Mapping[str, Step], seconds: float) -> dict[str, float]:
-    """The median time of each step in seconds. All take turns, in one process, for `seconds` each on average.
+def medians(steps: Mapping[str, Step], seconds: float, rounds: int = 7) -> dict[str, float]:
+    """The median time of each step in seconds. All take turns, in one process, for `seconds` each on average and at
+    least `rounds` times.
 
     Side by side is the only fair way: absolute times of one machine move by 15 % and more from minute to minute. The
     order changes from round to round, so that nobody always finds the caches as the same other one left them.
@@ -56,13 +59,24 @@ def medians(steps: Mapping[str, Step], seconds: float) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, shuffle = list(steps), random.Random(0).shuffle
     end = time.perf_counter() + seconds * len(steps)
-    while time.perf_counter() < end or len(times[order[0]]) < 7:
+    while time.perf_counter() < end or len(times[order[0]]) < rounds:
         shuffle(order)
         for name in order:
             start = time.perf_counter()
             steps[name]()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(t) for name, t in times.items()}
+
+
+def extra_memory(step: Step) -> int:
+    """The most bytes that tensors hold at a time while a step runs, beyond those that it returns."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        returned = step()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = (e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    held = list(itertools.accumulate(changes, initial=0))
+    del returned  # counted in the last of them
+    return max(held) - held[-1]
 
 
 COPY_BYTES = 1 << 27  # twice 64 MiB: read and written

@@ -14,7 +14,7 @@ from benchmarks.case import OURS, Case
 from benchmarks.operators import OPERATORS, cases
 from mindspeed_llm.foundation import host_memory
 
-HEADINGS = ("op", "case", "dtype", "pass", OURS, "best peer", "ratio", "of ceiling", "other peers")
+HEADINGS = ("op", "case", "dtype", "pass", OURS, "best peer", "ratio", "of ceiling", "extra memory", "other peers")
 CEILING = "ceiling"
 
 
@@ -26,6 +26,8 @@ class Result:
     """Seconds, by contestant."""
     ceiling: float
     """The seconds that our case's work takes at the speed of a copy, or of a matrix product."""
+    extra_memory: Mapping[str, int]
+    """Bytes that tensors hold beyond the results, by contestant."""
 
     @property
     def peers(self) -> list[tuple[str, float]]:
@@ -48,6 +50,7 @@ class Result:
             best,
             f"{self.ratio:.2f}×",
             f"{self.ceiling / self.times[OURS]:.0%}",
+            f"{_mb(self.extra_memory[OURS])}, its {_mb(self.extra_memory[self.peers[0][0]])}",
             ", ".join(others),
         )
 
@@ -62,7 +65,8 @@ def run(case: Case, seconds: float) -> Iterator[Result]:
         ceiling = measure.matmul(case.dtype) if work.flops else measure.copy()
         times = measure.medians({**steps, CEILING: ceiling}, seconds)
         share = work.flops / measure.MATMUL_FLOPS if work.flops else work.bytes / measure.COPY_BYTES
-        yield Result(case, backward, times, times.pop(CEILING) * share)
+        memory = {name: measure.extra_memory(step) for name, step in steps.items()}
+        yield Result(case, backward, times, times.pop(CEILING) * share, memory)
 
 
 def rich_table(results: Sequence[Result]) -> Table:
@@ -81,6 +85,10 @@ def markdown(results: Sequence[Result]) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

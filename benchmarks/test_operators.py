@@ -10,11 +10,17 @@ CONTESTANTS = (
     OURS,
     COMPILED,
     EAGER,
+    "HF grouped_mm",
     "SDPA",
+    "F.grouped_mm",
+    "matmul of each expert",
+    "gather",
+    "index_add_",
     "eager, half-precision logits",
     "F.rms_norm",
     "torch fused",
     "torch foreach",
+    "DeepSpeed CPU Adam",
     "torch.optim.Muon",
 )
 

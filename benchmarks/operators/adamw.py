@@ -1,5 +1,6 @@
 """One optimizer step over all parameters, gradients clipped: of the size of a small language model."""
 
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,22 +32,25 @@ def cases() -> Iterator[Case]:
 def problem(count: int, size: int) -> Problem:
     params = [torch.randn(size, size) for _ in range(count)]
     grads = [0.01 * torch.randn(size, size) for _ in range(count)]
-    return Problem(
-        arguments=(),
-        leaves=[],
-        contestants={
-            "torch foreach": _torch(params, grads, foreach=True),
-            "torch fused": _torch(params, grads, fused=True),
-            OURS: _ours(params, grads),
-        },
-    )
+    contestants = {
+        "torch foreach": _with(partial(torch.optim.AdamW, foreach=True), params, grads),
+        "torch fused": _with(partial(torch.optim.AdamW, fused=True), params, grads),
+        OURS: _ours(params, grads),
+    }
+    if importlib.util.find_spec("deepspeed") is not None:  # it compiles its kernel when first used
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        contestants["DeepSpeed CPU Adam"] = _with(DeepSpeedCPUAdam, params, grads)
+    return Problem(arguments=(), leaves=[], contestants=contestants)
 
 
-def _torch(params: list[Tensor], grads: list[Tensor], **options: bool) -> Callable[[], tuple[Tensor, ...]]:
+def _with(
+    make_optimizer: Callable[..., torch.optim.Optimizer], params: list[Tensor], grads: list[Tensor]
+) -> Callable[[], tuple[Tensor, ...]]:
     leaves = [p.clone().requires_grad_() for p in params]
     for leaf, grad in zip(leaves, grads, strict=True):
         leaf.grad = grad.clone()
-    optimizer = torch.optim.AdamW(leaves, betas=BETAS, **OPTIONS, **options)
+    optimizer = make_optimizer(leaves, betas=BETAS, **OPTIONS)
 
     def step() -> tuple[Tensor, ...]:
         torch._foreach_mul_([leaf.grad for leaf in leaves], CLIP)

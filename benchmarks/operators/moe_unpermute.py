@@ -34,7 +34,7 @@ def problem(tokens: int, top_k: int, hidden: int, dtype: torch.dtype) -> Problem
         contestants={
             "gather": _gather,  # as transformers' grouped_mm experts do it
             COMPILED: torch.compile(_gather, dynamic=False),
-            "index_add": _index_add,
+            "index_add_": _index_add,
             OURS: mindspeed_kernels.moe_unpermute,
         },
     )
@@ -50,4 +50,4 @@ def _gather(y_sorted: Tensor, source: Tensor, weights: Tensor) -> Tensor:
 def _index_add(y_sorted: Tensor, source: Tensor, weights: Tensor) -> Tensor:
     weighted = y_sorted * weights.flatten()[source].unsqueeze(-1)
     tokens = torch.zeros(len(weights), y_sorted.shape[1], dtype=y_sorted.dtype)
-    return tokens.index_add(0, source // weights.shape[1], weighted)
+    return tokens.index_add_(0, source // weights.shape[1], weighted)
