@@ -6,7 +6,7 @@
 namespace mindspeed::cpu::MINDSPEED_ISA {
 namespace {
 
-constexpr int64_t kColumns = 528;  // of gate and of up that are worked on at a time
+constexpr int64_t kColumns = 1056;  // of gate and of up that are worked on at a time
 
 // gate and up [columns] from a row of z that begins at those columns.
 template <class T>

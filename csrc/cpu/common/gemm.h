@@ -16,14 +16,20 @@ namespace {
 // Blocks of A and B multiplied by vector instructions, for all element types and levels.
 template <class T>
 struct VectorProduct {
-  // What is packed at a time. A block of A, 256 KB, stays in the second-level cache while the panels of B pass; the
-  // longer the depth, the less often is C read and written, and the wider B, the less often is A packed.
-  static constexpr int64_t kBlockUnits = 512, kBlockRows = 16 * kTileRows;
-  static constexpr int64_t kBlockDepth = kBlockUnits * kDepthPerUnit<T>;
-  static constexpr int64_t kBlockColumns = 1056 / kTileColumns * kTileColumns;
+  // What is packed at a time: a block of A as deep as this, so that C is rarely read and written again, and one panel
+  // of B, which stays in the second-level cache while A's stream by.
+  static constexpr int64_t kBlockUnits = 1024, kBlockDepth = kBlockUnits * kDepthPerUnit<T>;
+  static constexpr int64_t kBlockColumns = kTileColumns;
   static constexpr int64_t kDepthUnit = kLanes * kDepthPerUnit<T>, kRowUnit = kTileRows, kColumnUnit = kTileColumns;
-  static constexpr int64_t kSizeA = kBlockRows / kTileRows * panel_size(kBlockUnits, kTileRows);
-  static constexpr int64_t kSizeB = kBlockColumns / kTileColumns * panel_size(kBlockUnits, kTileColumns);
+  static constexpr int64_t kUnitsOfA = 512 * kBlockUnits, kMostRows = 2048;
+  static constexpr int64_t kSizeA = kUnitsOfA + kMostRows / kTileRows * panel_size(0, kTileRows);
+  static constexpr int64_t kSizeB = panel_size(kBlockUnits, kTileColumns);
+
+  // How many rows a block of A has at most: the more the shallower it is, within 2 MB.
+  static int64_t block_rows(int64_t depth) {
+    const int64_t rows = kUnitsOfA / std::max<int64_t>(1, units_of<T>(depth));
+    return std::min(kMostRows, rows / kTileRows * kTileRows);
+  }
 
   static void pack_a(const Matrix<T>& a, int64_t rows, int64_t depth, float* packed) {
     pack<T, kTileRows>(a, rows, depth, packed);
@@ -33,16 +39,19 @@ struct VectorProduct {
     pack<T, kTileColumns>(b.transpose(), columns, depth, packed);
   }
 
-  // C [rows, columns] (+)= A · B, both packed.
-  template <class C>
+  // C [rows, columns] (+)= A · B, both packed. `fetch_next(part, parts)` asks for what is packed next: memory takes
+  // longer to bring it than packing to reorder it.
+  template <class C, class Fetch>
   static void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, C* c,
-                       int64_t stride, bool accumulate) {
-    const int64_t units = units_of<T>(depth);
-    for (int64_t j = 0; j < columns; j += kTileColumns, b += panel_size(units, kTileColumns)) {
-      const float* panel = a;
-      for (int64_t i = 0; i < rows; i += kTileRows, panel += panel_size(units, kTileRows))
-        multiply_partial_tile<T>(units, panel, b, c + i * stride + j, stride, std::min<int64_t>(kTileRows, rows - i),
-                                 std::min<int64_t>(kTileColumns, columns - j), accumulate);
+                       int64_t stride, bool accumulate, Fetch&& fetch_next) {
+    constexpr int64_t kLastTiles = 16;  // what they read of A leaves it in the cache
+    const int64_t units = units_of<T>(depth), tiles = (rows + kTileRows - 1) / kTileRows;
+    const int64_t parts = std::min(kLastTiles, tiles);
+    for (int64_t tile = 0; tile < tiles; ++tile, a += panel_size(units, kTileRows)) {
+      const int64_t i = tile * kTileRows, part = tile - (tiles - parts);
+      if (part >= 0) fetch_next(part, parts);
+      multiply_partial_tile<T>(units, a, b, c + i * stride, stride, std::min<int64_t>(kTileRows, rows - i), columns,
+                               accumulate);
     }
   }
 };
@@ -77,19 +86,23 @@ void gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
     for (int64_t i = 0; i < m; ++i) __builtin_memset(c + i * stride, 0, n * sizeof(C));
   using Product = BlockProduct<T>;
   const Product product{};
-  const int64_t block_rows = block_size(m, Product::kBlockRows, Product::kRowUnit);
-  const int64_t block_columns = block_size(n, Product::kBlockColumns, Product::kColumnUnit);
   const int64_t block_depth = block_size(k, Product::kBlockDepth, Product::kDepthUnit);
-  for (int64_t j = 0; j < n; j += block_columns) {
-    const int64_t columns = std::min(block_columns, n - j);
+  const int64_t block_rows = block_size(m, Product::block_rows(block_depth), Product::kRowUnit);
+  const int64_t block_columns = block_size(n, Product::kBlockColumns, Product::kColumnUnit);
+  for (int64_t i = 0; i < m; i += block_rows) {
+    const int64_t rows = std::min(block_rows, m - i);
     for (int64_t d = 0; d < k; d += block_depth) {
       const int64_t depth = std::min(block_depth, k - d);
-      product.pack_b(b.from(d, j), columns, depth, buffers.b.data());
-      for (int64_t i = 0; i < m; i += block_rows) {
-        const int64_t rows = std::min(block_rows, m - i);
-        product.pack_a(a.from(i, d), rows, depth, buffers.a.data());
-        product.multiply(rows, columns, depth, buffers.a.data(), buffers.b.data(), c + i * stride + j, stride,
-                         accumulate || d > 0);
+      product.pack_a(a.from(i, d), rows, depth, buffers.a.data());
+      for (int64_t j = 0, next; j < n; j = next) {
+        next = std::min(j + block_columns, n);
+        product.pack_b(b.from(d, j), next - j, depth, buffers.b.data());
+        const auto fetch_next = [&](int64_t part, int64_t parts) {
+          const int64_t columns = std::min(block_columns, n - next);
+          if (columns > 0) prefetch(b.from(d, next).transpose(), columns, depth, part, parts);
+        };
+        product.multiply(rows, next - j, depth, buffers.a.data(), buffers.b.data(), c + i * stride + j, stride,
+                         accumulate || d > 0, fetch_next);
       }
     }
   }

@@ -25,10 +25,12 @@ class AmxProduct {
  public:
   // What is packed at a time. The panels that four tiles of sums are made of take 40 KB, within a first-level cache of
   // 48 KB: those of B stay there while A streams by, out of the second level, 32 bytes per cycle at the floor.
-  static constexpr int64_t kBlockDepth = 320, kBlockRows = 256, kBlockColumns = 1056;
+  static constexpr int64_t kBlockDepth = 320, kBlockRows = 1056, kBlockColumns = 256;
   static constexpr int64_t kDepthUnit = 2 * kPairs, kRowUnit = 2 * kStrips, kColumnUnit = 2 * kStrips;
   static constexpr int64_t kSizeA = kBlockRows / kStrips * panel_size(kBlockDepth / 2, kStrips);
   static constexpr int64_t kSizeB = kBlockColumns / kStrips * panel_size(kBlockDepth / 2, kStrips);
+
+  static int64_t block_rows(int64_t /*depth*/) { return kBlockRows; }
 
   AmxProduct() { tile_load_configuration(kConfiguration); }
   ~AmxProduct() { tile_release(); }
@@ -44,9 +46,9 @@ class AmxProduct {
   }
 
   // C [rows, columns] (+)= A · B, both packed.
-  template <class C>
+  template <class C, class Fetch>
   void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, const float* b, C* c, int64_t stride,
-                bool accumulate) const {
+                bool accumulate, Fetch&& /*fetch_next*/) const {
     const int64_t steps = steps_of(depth), panel = panel_of(depth);
     for (int64_t j = 0; j < columns; j += 2 * kStrips)
       for (int64_t i = 0; i < rows; i += 2 * kStrips) {

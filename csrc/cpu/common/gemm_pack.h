@@ -122,23 +122,38 @@ void pack_along(const Matrix<T>& stored, int64_t strips, int64_t depth, float* p
   }
 }
 
-// Stored rows run across the strips: each holds one element of every strip.
+// Two vectors become one of their lower halves and one of their upper halves.
+template <int... lane>
+void exchange_halves(Vec& a, Vec& b, std::integer_sequence<int, lane...>) {
+  constexpr int kHalf = kLanes / 2;
+  const Vec lower = __builtin_shufflevector(a, b, (lane < kHalf ? lane : lane + kHalf)...);
+  b = __builtin_shufflevector(a, b, (lane < kHalf ? lane + kHalf : lane + kLanes)...);
+  a = lower;
+}
+
+// Stored rows run across the strips: each holds one element of every strip. Where a vector of them reaches two panels,
+// two units are packed at a time, so that each panel gets a whole vector.
 template <class T, int width>
 void pack_across(const Matrix<T>& stored, int64_t strips, int64_t depth, float* packed) {
-  constexpr int kParts = std::max(1, kLanes / width);  // panels that one vector reaches
-  constexpr int kPart = kLanes / kParts;
+  constexpr int kUnits = std::max(1, kLanes / width);
+  static_assert(kUnits <= 2);
   const int64_t size = panel_size(units_of<T>(depth), width);
-  for (int64_t d = 0; d < depth; d += kDepthPerUnit<T>, packed += width) {
-    const T* first = stored.stored_row(d);
-    const T* second = d + 1 < depth ? stored.stored_row(d + 1) : nullptr;
+  const auto stored_row = [&](int64_t d) { return d < depth ? stored.stored_row(d) : nullptr; };
+  for (int64_t d = 0; d < depth; d += kUnits * kDepthPerUnit<T>, packed += kUnits * width) {
+    const T *first[kUnits], *second[kUnits];
+    for (int u = 0; u < kUnits; ++u) {
+      first[u] = stored_row(d + u * kDepthPerUnit<T>);
+      second[u] = stored_row(d + u * kDepthPerUnit<T> + 1);
+    }
     for_each_vector(strips, [&](int64_t s, auto lanes) {
-      const Vec units = load_across(first + s, second == nullptr ? nullptr : second + s, lanes);
-      for (int part = 0; part < kParts; ++part) {
-        const int64_t strip = s + part * kPart;
-        if (strip < strips)
-          __builtin_memcpy(packed + strip / width * size + strip % width,
-                           reinterpret_cast<const float*>(&units) + part * kPart, kPart * sizeof(float));
-      }
+      Vec v[kUnits];
+      for (int u = 0; u < kUnits; ++u)
+        v[u] = first[u] == nullptr ? Vec{}
+                                   : load_across(first[u] + s, second[u] == nullptr ? nullptr : second[u] + s, lanes);
+      if constexpr (kUnits == 2) exchange_halves(v[0], v[1], std::make_integer_sequence<int, kLanes>{});
+      float* to = packed + s / width * size + s % width;
+      for (int u = 0; u < kUnits; ++u)
+        if (s + u * width < strips) store(to + u * size, v[u], AllLanes{});
     });
   }
 }
@@ -150,6 +165,19 @@ void pack(const Matrix<T>& a, int64_t strips, int64_t depth, float* packed) {
     pack_across<T, width>(a, strips, depth, packed);
   else
     pack_along<T, width>(a, strips, depth, packed);
+}
+
+// Asks memory for one of `parts` of what pack<T, width>(a, strips, depth) will read.
+template <class T>
+void prefetch(const Matrix<T>& a, int64_t strips, int64_t depth, int64_t part, int64_t parts) {
+  constexpr int64_t kLine = 64;
+  const int64_t rows = a.transposed ? depth : strips, bytes = (a.transposed ? strips : depth) * sizeof(T);
+  for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
+    const char* row = reinterpret_cast<const char*>(a.stored_row(r));
+    for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(row + i, 0, 2);
+    __builtin_prefetch(row + bytes - 1, 0, 2);  // rows need not begin with a line
+  }
+  asm volatile("");  // GCC drops calls of a function that does nothing but this
 }
 
 }  // namespace
