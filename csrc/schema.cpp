@@ -40,6 +40,8 @@ STABLE_TORCH_LIBRARY(mindspeed, m) {
          " Tensor(d!)[] copies, int[] steps, float lr, float beta1, float beta2, float eps, float weight_decay,"
          " float grad_scale, int? rounding_seed) -> ()");
 
+  define("symmetric_product(Tensor y, Tensor? x, float alpha, float beta) -> Tensor");
+
   define("flash_attention_forward(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? cu_seqlens_q,"
          " Tensor? cu_seqlens_k, Tensor? query_offsets, float scale, bool causal, int? window, float? softcap)"
          " -> (Tensor out, Tensor logsumexp)");

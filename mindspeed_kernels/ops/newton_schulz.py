@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mindspeed_kernels.ops._common import has_kernel
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -38,17 +40,23 @@ def newton_schulz(
     wide = x.shape[-2] <= x.shape[-1]
     y = (x if wide else x.mT).reshape(-1, min(x.shape[-2:]), max(x.shape[-2:])).float()
     y = (y / y.norm(dim=(-2, -1), keepdim=True).clamp_min(eps)).to(dtype)  # also the spectral norm is at most 1
-    gram = y.new_empty(len(y), y.shape[1], y.shape[1])
-    polynomial = torch.empty_like(gram)
     for _ in range(steps):
-        _symmetric_product(gram, gram, y, y.mT, beta=0.0, alpha=1.0)
-        _symmetric_product(polynomial, gram, gram, gram, beta=b, alpha=c)
-        y = torch.baddbmm(y, polynomial, y, beta=a)
+        gram = _symmetric_product(y)
+        y = torch.baddbmm(y, _symmetric_product(gram, gram, alpha=c, beta=b), y, beta=a)
     y = y if wide else y.mT
     return y.reshape(x.shape)
 
 
-def _symmetric_product(out: Tensor, x: Tensor, left: Tensor, right: Tensor, *, beta: float, alpha: float) -> None:
+def _symmetric_product(y: Tensor, x: Tensor | None = None, *, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
+    """``alpha * y @ y.mT + beta * x`` for symmetric x; ``y`` is ``[batch, rows, columns]``."""
+    if has_kernel(y):
+        return torch.ops.mindspeed.symmetric_product(y, x, alpha, beta)
+    out = y.new_empty(len(y), y.shape[1], y.shape[1])
+    _fill_symmetric(out, out if x is None else x, y, y.mT, beta=beta, alpha=alpha)
+    return out
+
+
+def _fill_symmetric(out: Tensor, x: Tensor, left: Tensor, right: Tensor, *, beta: float, alpha: float) -> None:
     """``out = beta * x + alpha * left @ right`` for symmetric x and product, all of them batches.
 
     Of two by two blocks the upper right one is the transpose of the lower left one, and the diagonal ones are symmetric
@@ -63,7 +71,12 @@ def _symmetric_product(out: Tensor, x: Tensor, left: Tensor, right: Tensor, *, b
     for rows, columns in ((first, first), (second, first), (second, second)):
         block = (out[:, rows, columns], x[:, rows, columns], left[:, rows], right[:, :, columns])
         if rows == columns:
-            _symmetric_product(*block, beta=beta, alpha=alpha)
+            _fill_symmetric(*block, beta=beta, alpha=alpha)
         else:
             block[0].copy_(torch.baddbmm(*block[1:], beta=beta, alpha=alpha))
     out[:, first, second] = out[:, second, first].mT
+
+
+@torch.library.register_fake("mindspeed::symmetric_product")
+def _(y: Tensor, x: Tensor | None, alpha: float, beta: float) -> Tensor:
+    return y.new_empty(y.shape[0], y.shape[1], y.shape[1])

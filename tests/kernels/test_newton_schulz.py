@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_kernels import newton_schulz, reference
+from tests.kernels.compare import KERNEL_DTYPES, assert_close, on_threads
 
 SHAPES = [(5, 9), (9, 5), (1, 7), (7, 1), (33, 33), (3, 6, 10), (2, 2, 10, 6), (700, 600), (2, 530, 1100)]
 
@@ -70,3 +71,33 @@ def test_strides_and_the_argument_do_not_matter() -> None:
 def test_a_vector_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"x must be \[..., rows, columns\], but is \[3\]"):
         newton_schulz(torch.ones(3))
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 1, 3), (1, 5, 0), (2, 37, 20), (1, 550, 40), (1, 96, 2100)], ids=str)
+def test_symmetric_product(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Odd sizes, several blocks, a depth of several blocks; symmetric to the last bit."""
+    y = matrices(shape).to(dtype)
+    x = matrices((shape[0], shape[1], shape[1])).to(dtype)
+    x = x + x.mT
+    out = torch.ops.mindspeed.symmetric_product(y, x, 0.5, -2.0)
+    assert torch.equal(out, out.mT)
+    wide = y.double()
+    scale = 0.5 * (wide.abs() @ wide.abs().mT) + 2 * x.double().abs()
+    assert_close(out, 0.5 * wide @ wide.mT - 2 * x.double(), "out", scale=scale)
+    assert_close(torch.ops.mindspeed.symmetric_product(y, None, 1.0, 0.0), wide @ wide.mT, "without x", scale=scale)
+    transposed = y.mT.contiguous().mT
+    assert torch.equal(torch.ops.mindspeed.symmetric_product(transposed, x.mT, 0.5, -2.0), out)
+
+
+def test_symmetric_product_does_not_depend_on_threads() -> None:
+    y = matrices((2, 600, 70)).bfloat16()
+    first, second = on_threads((1, 3), lambda: torch.ops.mindspeed.symmetric_product(y, None, 1.0, 0.0))
+    assert torch.equal(first, second)
+
+
+def test_symmetric_product_names_what_does_not_fit() -> None:
+    with pytest.raises(RuntimeError, match=r"y must be \[batch, size, depth\], but has shape \[3, 4\]"):
+        torch.ops.mindspeed.symmetric_product(torch.ones(3, 4), None, 1.0, 0.0)
+    with pytest.raises(RuntimeError, match=r"x must be \[1, 3, 3\], but has shape \[1, 3, 4\]"):
+        torch.ops.mindspeed.symmetric_product(torch.ones(1, 3, 4), torch.ones(1, 3, 4), 1.0, 0.0)

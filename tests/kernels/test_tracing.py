@@ -127,6 +127,11 @@ CALLS = {
     "swiglu": (OPS.swiglu, (rand(2, 3, 8), rand(2, 3, 8))),
     "swiglu, concatenated": (OPS.swiglu, (rand(2, 3, 8), None)),
     "swiglu_backward": (OPS.swiglu_backward, (rand(3, 8), rand(3, 8), rand(3, 8))),
+    "symmetric_product": (OPS.symmetric_product, (rand(2, 5, 8, grad=False), None, 1.0, 0.0)),
+    "symmetric_product and a sum": (
+        OPS.symmetric_product,
+        (rand(2, 5, 8, grad=False), rand(2, 5, 5, grad=False), 2.0, 0.5),
+    ),
     "adamw_step_": (
         OPS.adamw_step_,
         (*[[torch.rand(3), torch.rand(2, 4)] for _ in range(4)], [], [1, 2], 1e-3, 0.9, 0.95, 1e-8, 0.1, 0.5, None),
