@@ -27,6 +27,7 @@ OPERATOR_TESTS = [
         "grouped_gemm",
         "linear_cross_entropy",
         "moe_permute",
+        "newton_schulz",
         "rms_norm",
         "rms_norm_gated",
         "rotary",
