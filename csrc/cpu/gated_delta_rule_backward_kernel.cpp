@@ -11,17 +11,6 @@ inline float dot(const float* a, const float* b, int64_t length) {
   return sum_over(length, [&](int64_t i, auto lanes) { return load(a + i, lanes) * load(b + i, lanes); });
 }
 
-template <int... lane>
-Vec first_lanes(Vec v, int64_t count, std::integer_sequence<int, lane...>) {
-  const Vec index = {lane...};
-  return index < static_cast<float>(count) ? v : Vec{};
-}
-
-// The first `count` lanes of v, 0 in the others.
-inline Vec first_lanes(Vec v, int64_t count) {
-  return first_lanes(v, count, std::make_integer_sequence<int, kLanes>{});
-}
-
 // A sequence's value heads that share a key head, chunk by chunk from the last to the first. Between two checkpoints
 // the chunks' states are computed again, and kept with their errors and updates.
 template <class T, class Decay>
@@ -40,7 +29,8 @@ class BackwardItem {
     grad_out_ = carver_.take(value_rows);
     grad_updates_ = carver_.take(value_rows);
     grad_reads_ = carver_.take(2 * value_rows);
-    grad_log_ = carver_.take(kChunk * chunk_.key_stride);
+    for (float** rows : {&grad_g_, &of_growth_, &of_tail_}) *rows = carver_.take(kChunk * chunk_.key_stride);
+    of_whole_ = carver_.take(chunk_.key_stride);
     pairs_ = carver_.take(kChunk * kPairStride);
     grad_beta_ = carver_.take(kChunk);
   }
@@ -103,13 +93,13 @@ class BackwardItem {
   void differentiate(int64_t chunk, int64_t kept) {
     chunk_.load_keys(chunk_of(sequence_.tokens, chunk), key_head_);
     rows_ = chunk_.tokens.rows;
-    const KeyGradients grads = {grad_keys_, grad_keys_ + rows_ * chunk_.key_stride, grad_log_};
+    const KeyGradients grads = {grad_keys_, grad_keys_ + rows_ * chunk_.key_stride, grad_g_};
     std::fill_n(grad_keys_, 2 * rows_ * chunk_.key_stride, 0.0f);
     decay_.begin_keys(chunk_);
     for (int64_t i = 0; i < group_; ++i) {
       chunk_.load_head(value_head(i));
       chunk_.load_rows(args_.grad_out, value_head(i), problem_.value_dim, grad_out_, chunk_.value_stride);
-      std::fill_n(grad_log_, rows_ * chunk_.key_stride, 0.0f);
+      std::fill_n(grad_g_, rows_ * chunk_.key_stride, 0.0f);
       differentiate_updates(updates(kept, i), grad_state(i));
       differentiate_squares();
       differentiate_errors(errors(kept, i), value_head(i));
@@ -189,18 +179,15 @@ class BackwardItem {
     const int64_t key_columns = chunk_.key_columns, key_stride = chunk_.key_stride;
     const int64_t panel = panel_size(columns, kTileColumns);
     const float* growth = chunk_.whole_growth();
-    float* grad_last = grads.log + (rows_ - 1) * key_stride;  // of G_last
 
     for (int64_t c = 0; c < key_columns; ++c)
-      grad_last[c] += growth[c] * dot(state + c * columns, grad_state + c * columns, columns);
+      of_whole_[c] = growth[c] * dot(state + c * columns, grad_state + c * columns, columns);
     pack_columns(grad_state, columns, key_columns, columns, chunk_.packed);
     product(rows_, key_columns, {updates, stride, 1}, chunk_.packed, panel, full(columns),
             [&](int64_t row, int64_t column, Vec sum) {
               const int64_t at = row * key_stride + column;
-              const Vec of_log = load(chunk_.writes + at, AllLanes{}) * sum;  // of G_last − G
               add_to(grads.k + at, load(chunk_.tail + at, AllLanes{}) * sum);
-              add_to(grad_last + column, of_log);
-              add_to(grads.log + at, -of_log);
+              store(of_tail_ + at, load(chunk_.writes + at, AllLanes{}) * sum, AllLanes{});
             });
 
     pack_columns(state, columns, key_columns, columns, chunk_.packed);
@@ -208,9 +195,12 @@ class BackwardItem {
             [&](int64_t row, int64_t column, Vec sum) {
               const int64_t at = row * key_stride + column;
               const int64_t of_token = at - (row < rows_ ? 0 : rows_ * key_stride);
+              const Vec of_log = load(chunk_.reads + at, AllLanes{}) * sum;
               add_to(grads.q + at, load(chunk_.growth + of_token, AllLanes{}) * sum);
-              add_to(grads.log + of_token, load(chunk_.reads + at, AllLanes{}) * sum);
+              row < rows_ ? store(of_growth_ + at, of_log, AllLanes{}) : add_to(of_growth_ + of_token, of_log);
             });
+    add_prefixes(rows_, key_columns, key_stride, of_tail_, of_whole_, grads.g);
+    add_suffixes(rows_, key_columns, key_stride, of_growth_, grads.g);
 
     pack_rows(grad_reads_, stride, 2 * rows_, columns, chunk_.packed);
     product(key_columns, columns, {chunk_.reads, 1, key_stride}, chunk_.packed, panel_size(2 * rows_, kTileColumns),
@@ -222,7 +212,7 @@ class BackwardItem {
 
   void store_head(int64_t head) {
     const int64_t channels = problem_.per_channel ? problem_.key_dim : 1;
-    decay_.store_head(chunk_, grad_log_, entry<float>(args_.grad_g, problem_.value_heads, 0, head, channels),
+    decay_.store_head(chunk_, grad_g_, entry<float>(args_.grad_g, problem_.value_heads, 0, head, channels),
                       problem_.value_heads * channels, channels);
     for (int64_t i = 0; i < chunk_.tokens.count; ++i)
       *entry<float>(args_.grad_beta, problem_.value_heads, i, head, 1) = grad_beta_[i];
@@ -260,12 +250,13 @@ class BackwardItem {
   DeltaRuleSequence sequence_;
   int64_t key_head_, group_, rows_;
   float *states_, *errors_, *updates_, *grad_states_;
-  float* grad_keys_;     // of q and, behind it, k, normalised: [2 · chunk, key_stride]
-  float* grad_out_;      // [chunk, value_stride]
-  float* grad_updates_;  // the same: of δ, then of β · errors
-  float* grad_reads_;    // of (e^G ∘ q) S and, behind it, (e^G ∘ k) S: [2 · chunk, value_stride]
-  float* grad_log_;      // of G: [chunk, key_stride]
-  float* pairs_;         // of P and −A, then of qk and kk: [chunk, 2, chunk]
+  float* grad_keys_;                         // of q and, behind it, k, normalised: [2 · chunk, key_stride]
+  float* grad_out_;                          // [chunk, value_stride]
+  float* grad_updates_;                      // the same: of δ, then of β · errors
+  float* grad_reads_;                        // of (e^G ∘ q) S and, behind it, (e^G ∘ k) S: [2 · chunk, value_stride]
+  float* grad_g_;                            // by channel: [chunk, key_stride]
+  float *of_growth_, *of_tail_, *of_whole_;  // of the logarithms of growth, tail, [chunk, key_stride], and e^G_last
+  float* pairs_;                             // of P and −A, then of qk and kk: [chunk, 2, chunk]
   float* grad_beta_;
 };
 

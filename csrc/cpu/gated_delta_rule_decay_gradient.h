@@ -1,4 +1,7 @@
 // From the gradients of the products of queries and keys, weighed by decays, those of queries, keys and decays.
+//
+// The decay between two tokens, G_i − G_j, is that of the tokens after j up to i: what it contributes is summed into
+// those only, not into the gradients of G_i and G_j, of which most would cancel in the sums that g's gradient is.
 #pragma once
 
 #include "gated_delta_rule_decay.h"
@@ -12,16 +15,48 @@ constexpr int64_t kPairStride = 2 * kChunkStride;
 // What a chunk's gradients are added to.
 struct KeyGradients {
   float *q, *k;  // [chunk, key_stride]: normalised; of all value heads with the chunk's key head
-  float* log;    // [chunk, key_stride]: of G, of one value head
+  float* g;      // [chunk, key_stride]: of one value head
 };
 
 inline void add_to(float* element, Vec part) { store(element, load(element, AllLanes{}) + part, AllLanes{}); }
+
+template <int... lane>
+Vec first_lanes(Vec v, int64_t count, std::integer_sequence<int, lane...>) {
+  const Vec index = {lane...};
+  return index < static_cast<float>(count) ? v : Vec{};
+}
+
+// The first `count` lanes of v, 0 in the others.
+inline Vec first_lanes(Vec v, int64_t count) {
+  return first_lanes(v, count, std::make_integer_sequence<int, kLanes>{});
+}
+
+// To each row of `sums`: the rows of `terms` before it, and `first`; the rows of `terms` from it on.
+inline void add_prefixes(int64_t rows, int64_t columns, int64_t stride, const float* terms, const float* first,
+                         float* sums) {
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    Vec total = first == nullptr ? Vec{} : load(first + c, AllLanes{});
+    for (int64_t at = c; at < rows * stride; at += stride) {
+      add_to(sums + at, total);
+      total += load(terms + at, AllLanes{});
+    }
+  }
+}
+inline void add_suffixes(int64_t rows, int64_t columns, int64_t stride, const float* terms, float* sums) {
+  for (int64_t c = 0; c < columns; c += kLanes) {
+    Vec total = {};
+    for (int64_t at = (rows - 1) * stride + c; at >= 0; at -= stride) {
+      total += load(terms + at, AllLanes{});
+      add_to(sums + at, total);
+    }
+  }
+}
 
 class HeadDecayGradient {
  public:
   HeadDecayGradient(const DeltaRule&, Carver& carver) {
     for (float** square : {&grad_qk_, &grad_kk_}) *square = carver.take(kChunk * kChunkStride);
-    log_ = carver.take(kChunk);
+    for (float** row : {&later_, &g_}) *row = carver.take(kChunk);
   }
 
   void begin_keys(const ChunkOperands& chunk) {
@@ -29,9 +64,9 @@ class HeadDecayGradient {
   }
 
   void add_pairs(const ChunkOperands& chunk, const HeadDecay& decay, const float* pairs, KeyGradients) {
-    std::fill_n(log_, chunk.tokens.rows, 0.0f);
-    for (int64_t i = 0; i < chunk.tokens.rows; ++i) {
-      Vec of_row = {};
+    std::fill_n(later_, chunk.tokens.rows, 0.0f);
+    for (int64_t i = chunk.tokens.rows - 1; i >= 0; --i) {
+      Vec earlier = {};
       for (int64_t j = 0; j <= i; j += kLanes) {
         const int64_t at = i * kChunkStride + j;
         const Vec d = load(decay.decay + at, AllLanes{});
@@ -40,10 +75,10 @@ class HeadDecayGradient {
         add_to(grad_qk_ + at, d * grad_qk);
         add_to(grad_kk_ + at, d * grad_kk);
         const Vec of_log = grad_qk * load(chunk.qk + at, AllLanes{}) + grad_kk * load(chunk.kk + at, AllLanes{});
-        of_row += of_log;  // of G_i − G_j
-        add_to(log_ + j, -of_log);
+        add_to(later_ + j, of_log);
+        earlier += first_lanes(load(later_ + j, AllLanes{}), i - j);
       }
-      log_[i] += sum(of_row);
+      g_[i] = sum(earlier);
     }
   }
 
@@ -62,25 +97,28 @@ class HeadDecayGradient {
     product(rows, columns, {grad_qk_, 1, kChunkStride}, chunk.packed, panel, upper(rows), add_rows(grads.k));
   }
 
-  // G is the sum of g up to a token: the gradient of g is the sum of G's from that token on.
-  void store_head(const ChunkOperands& chunk, const float* grad_log, float* grad_g, int64_t token_stride,
+  void store_head(const ChunkOperands& chunk, const float* grad_g, float* to, int64_t token_stride,
                   int64_t /*channels*/) const {
-    float total = 0.0f;
-    for (int64_t i = chunk.tokens.rows - 1; i >= 0; --i) {
-      const float* row = grad_log + i * chunk.key_stride;
-      total += log_[i] + sum_over(chunk.key_columns, [&](int64_t c, auto lanes) { return load(row + c, lanes); });
-      if (i < chunk.tokens.count) grad_g[i * token_stride] = total;
+    for (int64_t i = 0; i < chunk.tokens.count; ++i) {
+      const float* row = grad_g + i * chunk.key_stride;
+      to[i * token_stride] =
+          g_[i] + sum_over(chunk.key_columns, [&](int64_t c, auto lanes) { return load(row + c, lanes); });
     }
   }
 
  private:
   float *grad_qk_, *grad_kk_;  // [chunk, chunk]: of q kᵀ and k kᵀ
-  float* log_;                 // [chunk]: of G, the part of all channels together
+  float* later_;               // [chunk]: of the decays from a token to the present one and those after it
+  float* g_;                   // [chunk]: of g, the part of the pairs
 };
 
 class ChannelDecayGradient {
  public:
-  ChannelDecayGradient(const DeltaRule&, Carver&) {}
+  ChannelDecayGradient(const DeltaRule& problem, Carver& carver) {
+    const int64_t stride = row_stride(problem.key_dim);
+    near_ = carver.take(ChannelDecay::kBlock * stride);
+    far_ = carver.take(kChunk * stride);
+  }
 
   void begin_keys(const ChunkOperands&) {}
   void finish_keys(const ChunkOperands&, KeyGradients) {}
@@ -92,15 +130,12 @@ class ChannelDecayGradient {
     });
   }
 
-  void store_head(const ChunkOperands& chunk, const float* grad_log, float* grad_g, int64_t token_stride,
+  void store_head(const ChunkOperands& chunk, const float* grad_g, float* to, int64_t token_stride,
                   int64_t channels) const {
-    for_each_vector(channels, [&](int64_t c, auto lanes) {
-      Vec total = {};
-      for (int64_t i = chunk.tokens.rows - 1; i >= 0; --i) {
-        total += load(grad_log + i * chunk.key_stride + c, AllLanes{});
-        if (i < chunk.tokens.count) store(grad_g + i * token_stride + c, total, lanes);
-      }
-    });
+    for (int64_t i = 0; i < chunk.tokens.count; ++i)
+      for_each_vector(channels, [&](int64_t c, auto lanes) {
+        store(to + i * token_stride + c, load(grad_g + i * chunk.key_stride + c, AllLanes{}), lanes);
+      });
   }
 
  private:
@@ -113,9 +148,15 @@ class ChannelDecayGradient {
     product(units, columns, {block, kChunkStride, 1}, chunk.packed, panel_size(begin, kTileColumns), full(begin),
             [&](int64_t row, int64_t column, Vec sum) {
               const int64_t at = (begin + row / 2) * stride + column;
+              float* of_log = near_ + row / 2 * stride + column;
               const Vec part = load(decay.near_growth + row / 2 * stride + column, AllLanes{}) * sum;
-              add_to((row % 2 == 0 ? grads.q : grads.k) + at, part);
-              add_to(grads.log + at, part * load((row % 2 == 0 ? chunk.q : chunk.k) + at, AllLanes{}));
+              if (row % 2 == 0) {
+                add_to(grads.q + at, part);
+                store(of_log, part * load(chunk.q + at, AllLanes{}), AllLanes{});
+              } else {
+                add_to(grads.k + at, part);
+                add_to(of_log, part * load(chunk.k + at, AllLanes{}));
+              }
             });
     pack_rows(decay.near, stride, units, columns, chunk.packed);
     product(begin, columns, {block, 1, kChunkStride}, chunk.packed, panel_size(units, kTileColumns), full(units),
@@ -123,8 +164,10 @@ class ChannelDecayGradient {
               const int64_t at = row * stride + column;
               const Vec part = load(chunk.tail + at, AllLanes{}) * sum;
               add_to(grads.k + at, part);
-              add_to(grads.log + at, -part * load(chunk.k + at, AllLanes{}));
+              store(far_ + at, part * load(chunk.k + at, AllLanes{}), AllLanes{});
             });
+    add_prefixes(begin, columns, stride, far_, nullptr, grads.g);
+    add_suffixes(end - begin, columns, stride, near_, grads.g + begin * stride);
   }
 
   // The pairs within a block, of one vector of channels.
@@ -134,7 +177,7 @@ class ChannelDecayGradient {
     for (int64_t j = begin; j < end; ++j) {
       const Vec key = load(chunk.k + j * stride + channel, AllLanes{});
       const float of_itself = pairs[j * kPairStride + j];
-      Vec growth = broadcast(1.0f), of_key = {};
+      Vec growth = broadcast(1.0f), of_key = {}, of_log[ChannelDecay::kBlock];
       for (int64_t i = j + 1; i < end; ++i) {
         const int64_t at = i * stride + channel;
         const float of_qk = pairs[i * kPairStride + j], of_kk = pairs[i * kPairStride + kChunkStride + j];
@@ -143,15 +186,22 @@ class ChannelDecayGradient {
         const Vec other = of_qk * load(chunk.q + at, AllLanes{}) + of_kk * load(chunk.k + at, AllLanes{});
         add_to(grads.q + at, of_qk * decayed);
         add_to(grads.k + at, of_kk * decayed);
-        add_to(grads.log + at, other * decayed);
+        of_log[i - begin] = other * decayed;
         of_key += other * growth;
       }
       const int64_t at = j * stride + channel;
       add_to(grads.q + at, of_itself * key);
       add_to(grads.k + at, of_itself * load(chunk.q + at, AllLanes{}) + of_key);
-      add_to(grads.log + at, -key * of_key);
+      Vec later = {};
+      for (int64_t i = end - 1; i > j; --i) {
+        later += of_log[i - begin];
+        add_to(grads.g + i * stride + channel, later);
+      }
     }
   }
+
+  float* near_;  // [block, key_stride]: of the logarithms of a block's near_growth, by the pairs with earlier tokens
+  float* far_;   // [chunk, key_stride]: of those of the decays from earlier tokens to the block
 };
 
 template <class Decay>

@@ -140,6 +140,22 @@ def test_a_long_decay_costs_no_precision(last: int, per_channel: bool) -> None:
     check([q, k, v, g, beta])
 
 
+@pytest.mark.parametrize("decay", [1.0, 5.0])
+@PER_CHANNEL
+def test_errors_of_the_gradients_of_decays_do_not_add_up(decay: float, per_channel: bool) -> None:
+    """A parameter of the decay sums them over all tokens. As differences of sums they would all be off the same way."""
+    torch.manual_seed(15)
+    arguments, grad = inputs(1, 128, 2, 2, 8, 8, decay=decay, per_channel=per_channel), torch.randn(1, 128, 2, 8)
+    (_, actual), (_, expected) = (
+        gradients(partial(f, qk_l2norm=True), tensors, (cotangent,))
+        for f, tensors, cotangent in (
+            (gated_delta_rule, arguments, grad),
+            (reference.gated_delta_rule, [t.double() for t in arguments], grad.double()),
+        )
+    )
+    assert_close(actual[3].sum(1), expected[3].sum(1), "grad_g", scale=expected[3].abs().amax().item())
+
+
 def test_channels_of_all_decays() -> None:
     """Next to each other: e^(−90) to a token in one channel, of which the sums in a chunk would overflow, none in
     another."""
