@@ -11,36 +11,62 @@ namespace {
 // Channels at a time: so few that the rows which tokens share stay in the first-level cache.
 constexpr int64_t kStrip = 512;
 
-// pre[t, c ...] of a token that is in a sequence.
-template <class T, class Lanes>
-Vec convolve(const CausalConv1d& problem, int64_t token, int64_t c, Lanes lanes) {
-  Vec pre = load(problem.bias + c, lanes);
-  for (int64_t d = 0; d <= problem.reach[token]; ++d)
-    pre += load(problem.weight + d * problem.channels + c, lanes) * load(row<T>(problem.x, token - d) + c, lanes);
-  return pre;
-}
+// pre[t, c ...] of a token that is in a sequence. What the compiler would have to read again after each store, as it
+// cannot know that the store leaves it alone, is held here.
+template <class T>
+class Convolution {
+ public:
+  Convolution(const CausalConv1d& problem, int64_t token)
+      : bias_(problem.bias),
+        weight_(problem.weight),
+        channels_(problem.channels),
+        x_(row<T>(problem.x, token)),
+        stride_(problem.x.stride),
+        reach_(problem.reach[token]) {}
 
-// The gradients of one strip of channels in one chunk of tokens.
+  template <class Lanes>
+  Vec operator()(int64_t c, Lanes lanes) const {
+    Vec pre = load(bias_ + c, lanes);
+    for (int64_t d = 0; d <= reach_; ++d)
+      pre += load(weight_ + d * channels_ + c, lanes) * load(x_ - d * stride_ + c, lanes);
+    return pre;
+  }
+
+ private:
+  const float *bias_, *weight_;
+  int64_t channels_;
+  const T* x_;
+  int64_t stride_, reach_;
+};
+
+// The gradients of one strip of channels in one chunk of tokens, a few tokens at a time: a sum over tokens is then
+// loaded and stored once for all of them.
 template <class T>
 class BackwardStrip {
  public:
+  static constexpr int64_t kChannels = 256, kTokens = 8;
+
   BackwardStrip(const CausalConv1dBackward& args, int64_t chunk, int64_t channel, float* grad_pre)
-      : args_(args), problem_(args.problem), channel_(channel), grad_pre_(grad_pre) {
-    channels_ = std::min(kStrip, problem_.channels - channel);
+      : args_(args), problem_(args.problem), channel_(channel), grad_pre_(grad_pre), ahead_(problem_.width - 1) {
+    channels_ = std::min(kChannels, problem_.channels - channel);
     first_ = chunk * args.tokens_per_chunk;
     last_ = std::min(first_ + args.tokens_per_chunk, problem_.tokens);
     grad_weight_ = args.partial + chunk * (problem_.width + 1) * problem_.channels + channel;
   }
 
+  // In floats.
+  static int64_t memory_size(int64_t width) { return (width - 1 + kTokens) * kChannels; }
+
   void run() {
-    for (int64_t d = 0; d <= problem_.width; ++d)
-      for_each_vector(channels_, [&](int64_t c, auto lanes) { store(share(d) + c, Vec{}, lanes); });
+    for (int64_t d = 0; d <= problem_.width; ++d) std::fill_n(share(d), channels_, 0.0f);
     // x[t] reaches up to pre[t + width - 1]: so far behind, and beyond the chunk's end, go the gradients of pre.
-    const int64_t ahead = problem_.width - 1;
-    for (int64_t token = first_; token < last_ + ahead; ++token) {
-      if (token < problem_.tokens) differentiate_activation(token);
-      if (token < last_ && problem_.reach[token] >= 0) add_shares(token);
-      if (token - ahead >= first_) gather(token - ahead);
+    for (int64_t begin = first_; begin < last_ + ahead_; begin += kTokens) {
+      const int64_t end = std::min(begin + kTokens, last_ + ahead_);
+      for (int64_t token = begin; token < end; ++token) differentiate_activation(token, grad_pre(token - begin));
+      for (int64_t d = 0; d <= problem_.width; ++d) add_share(d, begin, std::min(end, last_));
+      for (int64_t token = std::max(begin - ahead_, first_); token < end - ahead_; ++token)
+        gather(token, grad_pre(token - begin));
+      std::copy_n(grad_pre(end - begin - ahead_), ahead_ * kChannels, grad_pre(-ahead_));
     }
   }
 
@@ -48,44 +74,59 @@ class BackwardStrip {
   // The share of the weight at distance d in its gradient; of the bias, at distance `width`.
   float* share(int64_t d) const { return grad_weight_ + d * problem_.channels; }
 
-  float* grad_pre(int64_t token) const { return grad_pre_ + token % problem_.width * kStrip; }
+  // Of the i-th of the present tokens; those before them, up to `ahead_`, are kept.
+  float* grad_pre(int64_t i) const { return grad_pre_ + (ahead_ + i) * kChannels; }
 
-  void differentiate_activation(int64_t token) {
-    const bool outside = problem_.reach[token] < 0;
+  void differentiate_activation(int64_t token, float* grad_pre) {
+    if (token >= problem_.tokens || problem_.reach[token] < 0) return (void)std::fill_n(grad_pre, channels_, 0.0f);
     const T* grad_y = row<T>(args_.grad_y, token) + channel_;
+    const bool silu = problem_.silu;
+    const Convolution<T> convolution(problem_, token);
     for_each_vector(channels_, [&](int64_t c, auto lanes) {
-      Vec gradient = outside ? Vec{} : load(grad_y + c, lanes);
-      if (problem_.silu && !outside) {
-        const Vec pre = convolve<T>(problem_, token, channel_ + c, lanes), s = sigmoid(pre);
+      Vec gradient = load(grad_y + c, lanes);
+      if (silu) {
+        const Vec pre = convolution(channel_ + c, lanes), s = sigmoid(pre);
         gradient *= s + pre * s * (1.0f - s);
       }
-      store(grad_pre(token) + c, gradient, lanes);
+      store(grad_pre + c, gradient, lanes);
     });
   }
 
-  void add_shares(int64_t token) {
-    const auto add = [&](int64_t d, auto&& factor) {
-      for_each_vector(channels_, [&](int64_t c, auto lanes) {
-        const Vec term = load(grad_pre(token) + c, lanes) * factor(c, lanes);
-        store(share(d) + c, load(share(d) + c, lanes) + term, lanes);
-      });
-    };
-    for (int64_t d = 0; d <= problem_.reach[token]; ++d) {
-      const T* x = row<T>(problem_.x, token - d) + channel_;
-      add(d, [&](int64_t c, auto lanes) { return load(x + c, lanes); });
+  // From the tokens [begin, end), at most kTokens.
+  void add_share(int64_t d, int64_t begin, int64_t end) {
+    const bool of_bias = d == problem_.width;
+    const float* gradients[kTokens];
+    const T* inputs[kTokens];
+    int64_t count = 0;
+    for (int64_t token = begin; token < end; ++token) {
+      if (problem_.reach[token] < (of_bias ? 0 : d)) continue;
+      gradients[count] = grad_pre(token - begin);
+      inputs[count++] = of_bias ? nullptr : row<T>(problem_.x, token - d) + channel_;
     }
-    add(problem_.width, [&](int64_t, auto) { return broadcast(1.0f); });
+    float* sums = share(d);
+    for_each_vector(channels_, [&](int64_t c, auto lanes) {
+      Vec sum = load(sums + c, lanes);
+      for (int64_t i = 0; i < count; ++i) {
+        const Vec gradient = load(gradients[i] + c, lanes);
+        sum += of_bias ? gradient : gradient * load(inputs[i] + c, lanes);
+      }
+      store(sums + c, sum, lanes);
+    });
   }
 
-  // grad_x[t] = Σ weight[d] · grad_pre[t + d] over the tokens that t reaches.
-  void gather(int64_t token) {
+  // grad_x[t] = Σ weight[d] · grad_pre[t + d] over the tokens that t reaches; grad_pre is t's.
+  void gather(int64_t token, const float* grad_pre) {
+    int64_t count = 0;
+    while (count < problem_.width && token + count < problem_.tokens && problem_.reach[token + count] >= count) ++count;
+    const float* weight = problem_.weight + channel_;
+    const int64_t stride = problem_.channels;
+    const bool past_cache = args_.grad_x.past_cache;
     T* grad_x = row<T>(args_.grad_x, token) + channel_;
     for_each_vector(channels_, [&](int64_t c, auto lanes) {
       Vec gradient = {};
-      for (int64_t d = 0; d < problem_.width && token + d < problem_.tokens && problem_.reach[token + d] >= d; ++d)
-        gradient +=
-            load(problem_.weight + d * problem_.channels + channel_ + c, lanes) * load(grad_pre(token + d) + c, lanes);
-      store(grad_x + c, gradient, lanes, args_.grad_x.past_cache);
+      for (int64_t d = 0; d < count; ++d)
+        gradient += load(weight + d * stride + c, lanes) * load(grad_pre + d * kChannels + c, lanes);
+      store(grad_x + c, gradient, lanes, past_cache);
     });
   }
 
@@ -93,6 +134,7 @@ class BackwardStrip {
   const CausalConv1d& problem_;
   int64_t channel_, channels_, first_, last_;
   float *grad_weight_, *grad_pre_;
+  int64_t ahead_;
 };
 
 }  // namespace
@@ -105,11 +147,12 @@ void causal_conv1d_forward_kernel(const CausalConv1dForward& args, int64_t begin
       const int64_t first = item * args.tokens_per_item, last = std::min(first + args.tokens_per_item, problem.tokens);
       for (int64_t strip = 0; strip < problem.channels; strip += kStrip)
         for (int64_t token = first; token < last; ++token) {
-          const bool outside = problem.reach[token] < 0;
+          const bool outside = problem.reach[token] < 0, silu = problem.silu, past_cache = args.y.past_cache;
+          const Convolution<T> convolution(problem, token);
           T* y = row<T>(args.y, token) + strip;
           for_each_vector(std::min(kStrip, problem.channels - strip), [&](int64_t c, auto lanes) {
-            const Vec pre = outside ? Vec{} : convolve<T>(problem, token, strip + c, lanes);
-            store(y + c, problem.silu ? pre * sigmoid(pre) : pre, lanes, args.y.past_cache);
+            const Vec pre = outside ? Vec{} : convolution(strip + c, lanes);
+            store(y + c, silu ? pre * sigmoid(pre) : pre, lanes, past_cache);
           });
         }
     }
@@ -119,10 +162,11 @@ void causal_conv1d_forward_kernel(const CausalConv1dForward& args, int64_t begin
 void causal_conv1d_backward_kernel(const CausalConv1dBackward& args, int64_t begin, int64_t end) {
   with_type(args.problem.type, [&](auto element) {
     using T = decltype(element);
-    const FloatBuffer grad_pre(args.problem.width * kStrip);
+    using Strip = BackwardStrip<T>;
+    const FloatBuffer grad_pre(Strip::memory_size(args.problem.width));
     for (int64_t chunk = begin; chunk < end; ++chunk)
-      for (int64_t strip = 0; strip < args.problem.channels; strip += kStrip)
-        BackwardStrip<T>(args, chunk, strip, grad_pre.data()).run();
+      for (int64_t channel = 0; channel < args.problem.channels; channel += Strip::kChannels)
+        Strip(args, chunk, channel, grad_pre.data()).run();
   });
 }
 
