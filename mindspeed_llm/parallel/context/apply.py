@@ -28,7 +28,7 @@ def apply_context_parallel(model: PreTrainedModel, mesh: DeviceMesh | None) -> N
 
     The model is then called with what :func:`~mindspeed_llm.batch.to_device` makes of a batch that ``ContextSharder``
     has cut. Its first call proves that every attention module did exchange with other ranks, and that position ids,
-    which only the whole sequence could tell, were used.
+    which only the whole sequence could tell, were used, or that the model has no use for any.
 
     Raises ConfigError, here or at the first call, that names the module which cannot be context parallel.
     """
@@ -140,7 +140,7 @@ def _finish(attend: ContextAttention, positions: PositionsProbe, modules: dict[s
         for name, module in modules.items():
             if module not in attend.called:
                 raise _error(name, module, "did not attend through transformers' attention interface")
-        if not positions.used:
+        if not (positions.used or positions.unneeded):
             raise _error("model", model, "does not use the position ids that it is given")
         positions.remove()
 

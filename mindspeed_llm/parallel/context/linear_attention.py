@@ -1,8 +1,8 @@
 """Linear attention across a context-parallel group: gated delta rules and causal convolutions of unmodified models.
 
-The modules of transformers that compute them (of Qwen3-Next, Qwen3.5, OLMo Hybrid; LFM2's convolutions) do so in two
-functions that their forward names; everything else in it treats each token by itself. So the forward stays as it is,
-and these two reach over the ranks:
+The modules of transformers that compute them (of Qwen3-Next, Qwen3.5, OLMo Hybrid, Kimi Linear; LFM2's convolutions) do
+so in two functions that their forward names; everything else in it treats each token by itself. So the forward stays as
+it is, and these two reach over the ranks:
 
 * the convolution gets the few tokens before a rank's own from the ranks that have them;
 * the delta rule, whose state goes through the whole sequence, gets all tokens of some heads, in their true order.
@@ -29,20 +29,24 @@ from mindspeed_llm.parallel.context.attention import ContextAttention
 from mindspeed_llm.parallel.context.layout import SequenceLayout
 from mindspeed_llm.parallel.context.ulysses import gather, repeat_for_ranks, to_heads, to_sequence
 
-CONVOLUTION, DELTA_RULE = "causal_conv1d_fn", "torch_chunk_gated_delta_rule"
-"""The names of the two functions in transformers."""
+METHODS = {
+    "causal_conv1d_fn": "convolve",
+    "torch_chunk_gated_delta_rule": "delta_rule",  # with a decay per head
+    "chunk_kimi_delta_attention": "delta_rule",  # per channel
+}
+"""The names of the functions in transformers, and of what takes their place."""
 
 
 def functions_of(module: nn.Module) -> set[str]:
-    """Which of the two functions a module's forward names."""
+    """Which of these functions a module's forward names."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return {CONVOLUTION, DELTA_RULE} & set(code.co_names if code else ())
+    return METHODS.keys() & set(code.co_names if code else ())
 
 
 @dataclass(frozen=True)
 class MixerForward:
     """A fusion (see ``mindspeed_kernels.hf.replace``): a module's own forward with other functions under these names,
-    the methods of the module's ``context_parallel``. Each gets the function that it stands for first."""
+    methods of the module's ``context_parallel``. Each gets the function that it stands for first."""
 
     fused: FusedLinearAttention | None = None
     """What the module has been fused with before: its operators are then those functions."""
@@ -51,8 +55,8 @@ class MixerForward:
         own = inspect.unwrap(original)
         namespace = inspect.unwrap(self.fused.build(own) if self.fused else own).__globals__
         functions = {
-            name: partial(_on_behalf, name, namespace[name])
-            for name in (CONVOLUTION, DELTA_RULE)
+            name: partial(_on_behalf, method, namespace[name])
+            for name, method in METHODS.items()
             if name in own.__code__.co_names
         }
         rebound = with_globals(own, functions)
@@ -65,15 +69,15 @@ class MixerForward:
 
 
 def reach_over_ranks(mixer: nn.Module, functions: Any) -> None:
-    """Let ``mixer`` mix tokens by the methods of ``functions``, which have the names of transformers' functions."""
+    """Let ``mixer`` mix tokens by the methods of ``functions`` that ``METHODS`` names."""
     fused = fusion_of(mixer)
     fuse(mixer, MixerForward(fused if isinstance(fused, FusedLinearAttention) else None))
     mixer.context_parallel = functions
 
 
 @torch.compiler.disable  # it exchanges with other ranks
-def _on_behalf(name: str, own: Callable, *args: Any, context_parallel: Any, **kwargs: Any) -> Any:
-    return getattr(context_parallel, name)(own, *args, **kwargs)
+def _on_behalf(method: str, own: Callable, *args: Any, context_parallel: Any, **kwargs: Any) -> Any:
+    return getattr(context_parallel, method)(own, *args, **kwargs)
 
 
 class ContextMixing:
@@ -89,7 +93,7 @@ class ContextMixing:
     def layout(self) -> SequenceLayout:
         return self.attend.present_layout()
 
-    def causal_conv1d_fn(self, own: Callable, hidden_states: Tensor, weight: Tensor, *args: Any, **options: Any) -> Any:
+    def convolve(self, own: Callable, hidden_states: Tensor, weight: Tensor, *args: Any, **options: Any) -> Any:
         """From this rank's ``[batch, channels, seq]`` to its output, within documents; ``weight [channels, width]``."""
         halves = hidden_states.transpose(1, 2).unflatten(1, (2, -1))  # [batch, 2, half, channels]
         batch, _, half, _ = halves.shape
@@ -103,14 +107,16 @@ class ContextMixing:
         out = _by_sequence(lambda x: convolve(x.transpose(1, 2)).transpose(1, 2), [tokens], halo.cu_seqlens)
         return out.view(batch, 2, reach + half, -1)[:, :, reach:].flatten(1, 2).transpose(1, 2)
 
-    def torch_chunk_gated_delta_rule(
+    def delta_rule(
         self, own: Callable, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **options: Any
     ) -> tuple[Tensor, None]:
-        """From this rank's ``[batch, seq, heads, dim]`` (``g`` and ``beta``: ``[batch, seq, heads]``) to its output."""
+        """From this rank's ``[batch, seq, heads, dim]`` to its output; ``beta [batch, seq, heads]``, and so, or like
+        ``key``, ``g``."""
         query, key = (repeat_for_ranks(x, self.ranks) for x in (query, key))
         q, k, v = self._to_heads((query, key, value))
-        gates = self._to_heads((g.unsqueeze(3), beta.unsqueeze(3).to(g.dtype)))
-        decay, strength = gates[0].squeeze(3), gates[1].squeeze(3).to(beta.dtype)
+        gates = (g if g.dim() == 4 else g.unsqueeze(3), beta.unsqueeze(3).to(g.dtype))
+        decay, strength = self._to_heads(gates)
+        decay, strength = decay if g.dim() == 4 else decay.squeeze(3), strength.squeeze(3).to(beta.dtype)
 
         def rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor) -> Tensor:
             return own(q, k, v, g=decay, beta=strength, **options)[0]

@@ -9,17 +9,26 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mindspeed_llm.parallel.context.attention import ContextAttention
+from mindspeed_llm.parallel.structure import decoder_layers
 
 
 class PositionsProbe:
-    """Looks, during one forward pass, whether position ids reach an embedding, rotary or learned."""
+    """Looks, during one forward pass, whether position ids reach an embedding, rotary or learned.
+
+    A model may have none and leave the order of tokens to linear attention (Kimi Linear). Then its first layer must get
+    the embeddings of the tokens as they are: positions of its own making would be those of a rank's part.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.expected: Tensor | None = None
         self.used = False
+        self.unneeded = False
         tokens = model.get_input_embeddings()
         embeddings = [m for m in model.modules() if m is not tokens and (isinstance(m, nn.Embedding) or _is_rotary(m))]
         self._handles = [m.register_forward_pre_hook(self._look, with_kwargs=True) for m in embeddings]
+        if not embeddings:
+            self._handles.append(tokens.register_forward_hook(self._remember))
+            self._handles.append(decoder_layers(model)[0].register_forward_pre_hook(self._compare, with_kwargs=True))
 
     def remove(self) -> None:
         while self._handles:
@@ -28,6 +37,14 @@ class PositionsProbe:
     def _look(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         found = (*args, *kwargs.values())
         self.used |= self.expected is not None and any(_are_positions(x, self.expected) for x in found)
+
+    def _remember(self, module: nn.Module, args: tuple, output: Tensor) -> None:
+        self._embedded = output
+
+    def _compare(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        hidden_states = args[0] if args else kwargs["hidden_states"]
+        self.unneeded = torch.equal(hidden_states, self._embedded.to(hidden_states.dtype))
+        del self._embedded
 
 
 class LastPosition:

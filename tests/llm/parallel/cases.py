@@ -10,6 +10,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     GptOssConfig,
+    KimiLinearConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -31,12 +32,12 @@ _SHAPE = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "attn_implementation": "sdpa",
 }  # fmt: skip
 _EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 
 
 def _deepseek() -> DeepseekV3Config:
-    latent = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
     return DeepseekV3Config(
-        **_SHAPE | {"num_key_value_heads": 4}, **_EXPERTS, **latent, n_routed_experts=4, n_shared_experts=1, n_group=2,
+        **_SHAPE | {"num_key_value_heads": 4}, **_EXPERTS, **_LATENT, n_routed_experts=4, n_shared_experts=1, n_group=2,
         topk_group=2, first_k_dense_replace=1,
     )  # fmt: skip
 
@@ -79,6 +80,20 @@ MODELS = {
         linear_value_head_dim=6,
         # A first token's output is as small as its query is far from its key; normalized, its rounding errors are not.
         rms_norm_eps=1e-2,
+    ),
+    # Delta rules with a decay for each channel, then latent attention; no embedding of positions at all.
+    "kimi_linear": KimiLinearConfig(
+        **_SHAPE | {"num_key_value_heads": 4, "rms_norm_eps": 1e-2},
+        **_EXPERTS | _LATENT | {"q_lora_rank": None},
+        num_experts=4,
+        n_shared_experts=1,
+        layer_types=["linear_attention", "full_attention"],
+        mlp_layer_types=["sparse", "dense"],
+        linear_num_heads=4,
+        linear_head_dim=8,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
     ),
     # Every token goes to experts 0 and 1: the ranks that hold others get none.
     "lopsided": _deepseek(),

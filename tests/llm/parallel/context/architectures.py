@@ -13,10 +13,10 @@ _EQUAL = """
     deepseek_v3 diffllama dory dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe flex_olmo flint gemma gemma2
     gemma3_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_oss granite granite_swa
     granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax
-    internlm3 iquestcoder jais2 jetmoe kolibri1 laguna lara_mini lfm2 llama mellum minicpm3 minimax_m2 ministral
-    ministral3 mistral mixtral modernbert-decoder moshi nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe opt phi
-    phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next sarvam_mla sarvam_moe smollm3
-    solar_open stablelm starcoder2 vaultgemma youtu lfm3
+    internlm3 iquestcoder jais2 jetmoe kimi_linear kolibri1 laguna lara_mini lfm2 llama mellum minicpm3 minimax_m2
+    ministral ministral3 mistral mixtral modernbert-decoder moshi nanochat nemotron olmo olmo2 olmo3 olmo_hybrid olmoe
+    opt phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next sarvam_mla sarvam_moe
+    smollm3 solar_open stablelm starcoder2 vaultgemma youtu lfm3
 """
 EQUAL = _EQUAL.split()
 
@@ -29,7 +29,6 @@ REFUSED = {
     "falcon": "has no attention that goes through",
     "falcon_h1": "layers of the type hybrid",
     "jamba": "mixes tokens in other ways",
-    "kimi_linear": "mixes tokens in other ways",
     "llama4_text": "layers of the type chunked_attention",
     "mamba": "only a mask can express",
     "minimax": "has no attention that goes through",
@@ -53,16 +52,24 @@ _LATENT = {
 }  # fmt: skip
 _LINEAR = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_heads": 4, "linear_head_dim": 8,
 }  # fmt: skip
 _SIZES = _HIDDEN | _INNER | _LAYERS | _HEADS | _EXPERTS | _LATENT | _LINEAR | {
     "num_key_value_heads": 2, "num_kv_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "sliding_window": 5,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1, "shared_expert_intermediate_size": 12,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "layer_types": None,
+    "num_experts_per_tok": 2, "num_experts_per_token": 2, "moe_intermediate_size": 20, "n_shared_experts": 1,
+    "shared_expert_intermediate_size": 12, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "layer_types": None,
 }  # fmt: skip
 _SPECIAL = {
     name: {"layer_types": [kind, "full_attention"]}
     for kind, names in {
-        "linear_attention": ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "lara_mini"],
+        "linear_attention": [
+            "qwen3_next",
+            "qwen3_5_text",
+            "qwen3_5_moe_text",
+            "olmo_hybrid",
+            "lara_mini",
+            "kimi_linear",
+        ],
         "conv": ["lfm2", "lfm3"],
     }.items()
     for name in names

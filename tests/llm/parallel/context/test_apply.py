@@ -49,7 +49,11 @@ def mesh():
 
 
 def qwen3_next():
-    return AutoModelForCausalLM.from_config(copy.deepcopy(MODELS["qwen3_next"]), dtype=torch.float32)
+    return hybrid("qwen3_next")
+
+
+def hybrid(name):
+    return AutoModelForCausalLM.from_config(copy.deepcopy(MODELS[name]), dtype=torch.float32)
 
 
 def llama(**changes):
@@ -133,23 +137,38 @@ def test_heads_of_linear_attention_that_cannot_be_divided_are_told_at_start(ring
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_linear_attention_of_documents_that_do_not_see_each_other(fused, mesh):
+@pytest.mark.parametrize(
+    ("name", "mixer", "fused"),
+    [("qwen3_next", "linear_attn", False), ("qwen3_next", "linear_attn", True), ("kimi_linear", "self_attn", False)],
+)
+def test_linear_attention_of_documents_that_do_not_see_each_other(name, mixer, fused, mesh):
     """What transformers computes of each alone; packed, its convolutions and states go from one to the next. Also where
     the module was given another forward before."""
-    model = qwen3_next()
+    model = hybrid(name)
     ids = torch.arange(8)[None]
     expected = torch.cat([model(ids[:, :3], use_cache=False).logits, model(ids[:, 3:], use_cache=False).logits], 1)
     if fused:
-        fuse(model.model.layers[0].linear_attn, Doubled())
+        fuse(getattr(model.model.layers[0], mixer), Doubled())
     state = torch.get_rng_state()
     apply_context_parallel(model, mesh)
     assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(two_documents(model), expected, rtol=1e-5, atol=1e-6)
+
+
+def two_documents(model):
     whole = torch.arange(8)[None]
     layout = SequenceLayout(torch.tensor([0, 3, 8]), 8, 1, torch.ones(1, 1, 8, dtype=torch.bool), whole, 4)
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
-    logits = model(ids, position_ids=positions, context_layout=layout, use_cache=False).logits
-    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+    return model(torch.arange(8)[None], position_ids=positions, context_layout=layout, use_cache=False).logits
+
+
+def test_positions_of_a_models_own_making_are_told(mesh):
+    """Kimi Linear has no embedding of positions; with something added to those of the tokens it might have."""
+    model = hybrid("kimi_linear")
+    model.model.layers[0].register_forward_pre_hook(lambda layer, args: (args[0] + torch.arange(8.0)[:, None],))
+    apply_context_parallel(model, mesh)
+    with pytest.raises(ConfigError, match="does not use the position ids that it is given"):
+        two_documents(model)
 
 
 @dataclass(frozen=True)
