@@ -99,8 +99,8 @@ class ChannelDecay {
       multiply_block(chunk, begin, end);
       for (int64_t i = begin; i < end; ++i)
         for (int64_t c = 0; c < chunk.key_columns; c += kLanes) {
-          const Vec start = load(start_ + c, AllLanes{}), near = load(near_row(chunk, i - begin) + c, AllLanes{});
-          store(chunk.growth + i * chunk.key_stride + c, without_vanished(start * near), AllLanes{});
+          const Vec growth = load(start_ + c, AllLanes{}) * load(near_row(chunk, i - begin) + c, AllLanes{});
+          store(chunk.growth + i * chunk.key_stride + c, without_vanished(growth), AllLanes{});
         }
       const float* last = chunk.growth + (end - 1) * chunk.key_stride;
       std::copy_n(last, chunk.key_columns, start_);

@@ -53,7 +53,7 @@ struct ChunkOperands {
   float* packed;   // the right operand of the product at hand
 };
 
-// What has decayed below any effect is 0: arithmetic with subnormal numbers is slow, and so must be no product of two.
+// What has decayed below any effect is 0. Arithmetic with subnormal numbers is slow: no product of two decays is one.
 constexpr float kVanished = 0x1p-60f;
 inline Vec without_vanished(Vec decay) { return decay < kVanished ? Vec{} : decay; }
 
