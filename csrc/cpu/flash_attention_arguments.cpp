@@ -60,7 +60,10 @@ void set_offsets(const char* op, std::vector<AttentionSequence>& sequences, cons
 }
 
 // Tiles of scores: their operands and sums, as bytes, should fill most of a second-level cache of 1 MB and no more.
-int64_t key_block(int64_t head_dim, int64_t value_dim) { return head_dim + value_dim <= 256 ? 192 : 96; }
+int64_t key_block(DType type, int64_t head_dim, int64_t value_dim) {
+  const int64_t keys = type == DType::kBFloat16 ? 384 : 192;  // float16 is widened
+  return head_dim + value_dim <= 256 ? keys : keys / 2;
+}
 
 }  // namespace
 
@@ -111,8 +114,9 @@ AttentionArguments::AttentionArguments(const char* op, const Tensor& q_any, cons
     sinks = torch::stable::contiguous(torch::stable::to(*options.sinks, ScalarType::Float));
   }
   const int64_t value_dim = v.size(tokens_dim + 2);
+  const DType type = dtype_of(q, op, "q");
   problem = {
-      .type = dtype_of(q, op, "q"),
+      .type = type,
       .num_heads = num_heads,
       .num_kv_heads = k.size(tokens_dim + 1),
       .head_dim = head_dim,
@@ -123,7 +127,7 @@ AttentionArguments::AttentionArguments(const char* op, const Tensor& q_any, cons
       .causal = options.causal,
       .window = std::min(options.window.value_or(AttentionProblem::kNoWindow), AttentionProblem::kNoWindow),
       .query_block = 96,
-      .key_block = key_block(head_dim, value_dim),
+      .key_block = key_block(type, head_dim, value_dim),
       .sequences = sequences.data(),
       .q = attention_input(q),
       .k = attention_input(k),

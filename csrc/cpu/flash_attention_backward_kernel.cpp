@@ -44,24 +44,22 @@ class BackwardTile {
       : args_(args), problem_(args.problem), exponents_(args.problem) {
     const int64_t queries = problem_.query_block, keys = problem_.key_block;
     const int64_t head_units = units_of<T>(problem_.head_dim), value_units = units_of<T>(problem_.value_dim);
-    head_columns_ = round_up(problem_.head_dim, kLanes);
-    value_columns_ = round_up(problem_.value_dim, kLanes);
+    query_stride_ = round_up(head_units, kLanes);
+    grad_out_stride_ = round_up(value_units, kLanes);
     lane_group_ = units_of<T>(queries) * kLanes + kLanes;
     Carver carver(memory);
-    keys_ = carver.take(packed_size(keys, head_units, kTileColumns));
-    values_ = carver.take(packed_size(keys, value_units, kTileColumns));
-    keys_across_ = carver.take(packed_size(problem_.head_dim, units_of<T>(keys), kTileColumns));
-    queries_ = carver.take(queries * round_up(head_units, kLanes));
-    grad_out_ = carver.take(queries * round_up(value_units, kLanes));
-    queries_across_ = carver.take(packed_size(problem_.head_dim, units_of<T>(queries), kTileColumns));
-    grad_out_across_ = carver.take(packed_size(problem_.value_dim, units_of<T>(queries), kTileColumns));
-    scores_ = carver.take(queries * keys);
-    grad_weights_ = carver.take(queries * keys);
+    keys_ = RightOperand<T>(keys, head_units, carver);
+    values_ = RightOperand<T>(keys, value_units, carver);
+    keys_across_ = RightOperand<T>(problem_.head_dim, units_of<T>(keys), carver);
+    queries_across_ = RightOperand<T>(problem_.head_dim, units_of<T>(queries), carver);
+    grad_out_across_ = RightOperand<T>(problem_.value_dim, units_of<T>(queries), carver);
+    queries_ = carver.take(queries * query_stride_);
+    grad_out_ = carver.take(queries * grad_out_stride_);
     weights_across_ = carver.take(keys / kLanes * lane_group_);
     grad_scores_across_ = carver.take(keys / kLanes * lane_group_);
     grad_scores_ = carver.take(queries * units_of<T>(keys));
-    grad_k_ = carver.take(keys * head_columns_);
-    grad_v_ = carver.take(keys * value_columns_);
+    shifts_ = carver.take(queries);
+    deltas_ = carver.take(queries);
     size_ = carver.used();
   }
 
@@ -74,28 +72,42 @@ class BackwardTile {
     keys_of_tile_ = {tile.key_begin, std::min(tile.key_begin + problem_.key_block, sequence_.key_length)};
     pack_keys();
 
-    const int64_t group = problem_.num_heads / problem_.num_kv_heads, count = keys_of_tile_.end - keys_of_tile_.begin;
-    for (int64_t i = 0; i < round_up(count, kTileRows) * head_columns_; i += kLanes)
-      store(grad_k_ + i, Vec{}, AllLanes{});
-    for (int64_t i = 0; i < round_up(count, kTileRows) * value_columns_; i += kLanes)
-      store(grad_v_ + i, Vec{}, AllLanes{});
+    const int64_t group = problem_.num_heads / problem_.num_kv_heads;
     const int64_t end = std::min(tile.query_begin + args_.queries_per_tile, sequence_.query_length);
     for (int64_t head = kv_head_ * group; head < (kv_head_ + 1) * group; ++head)
       for (int64_t query = tile.query_begin; query < end; query += problem_.query_block)
         differentiate(head, {query, std::min(query + problem_.query_block, end)});
-
-    add_keys(grad_k_, head_columns_, problem_.scale, problem_.head_dim, args_.grad_k, args_.grad_k_strides);
-    add_keys(grad_v_, value_columns_, 1.0f, problem_.value_dim, args_.grad_v, args_.grad_v_strides);
   }
 
  private:
+  int64_t num_keys() const { return keys_of_tile_.end - keys_of_tile_.begin; }
+
   void pack_keys() {
-    const int64_t token = sequence_.key_begin + keys_of_tile_.begin, count = keys_of_tile_.end - keys_of_tile_.begin;
+    const int64_t token = sequence_.key_begin + keys_of_tile_.begin;
     const Matrix<T> k = rows_of<T>(problem_.k, sequence_.batch, token, kv_head_);
     const Matrix<T> v = rows_of<T>(problem_.v, sequence_.batch, token, kv_head_);
-    pack<T, kTileColumns>(k, count, problem_.head_dim, keys_);
-    pack<T, kTileColumns>(v, count, problem_.value_dim, values_);
-    pack<T, kTileColumns>(k.transpose(), problem_.head_dim, count, keys_across_);
+    keys_.pack_from(k, num_keys(), problem_.head_dim);
+    values_.pack_from(v, num_keys(), problem_.value_dim);
+    keys_across_.pack_from(k.transpose(), problem_.head_dim, num_keys());
+  }
+
+  void differentiate(int64_t head, IndexRange queries) {
+    const StripKeys strips = strip_keys(problem_, sequence_, queries, keys_of_tile_);
+    if (strips.keys[0].begin >= strips.keys[strips.strips - 1].end) return;
+    pack_queries(head, queries);
+    read_rows(head, queries);
+    for (int64_t key = 0; key < num_keys(); key += keys_.width())
+      for (int64_t i = 0; i < strips.strips; ++i)
+        differentiate_scores(queries, strips, i, {key, std::min(key + keys_.width(), num_keys())});
+
+    accumulate_keys(queries, weights_across_, grad_out_across_, 1.0f,
+                    grad_row(args_.grad_v, args_.grad_v_strides, sequence_.key_begin + keys_of_tile_.begin, kv_head_),
+                    args_.grad_v_strides.token);
+    accumulate_keys(queries, grad_scores_across_, queries_across_, problem_.scale,
+                    grad_row(args_.grad_k, args_.grad_k_strides, sequence_.key_begin + keys_of_tile_.begin, kv_head_),
+                    args_.grad_k_strides.token);
+    accumulate_queries(strips, queries,
+                       grad_row(args_.grad_q, args_.grad_q_strides, sequence_.query_begin + queries.begin, head));
   }
 
   void pack_queries(int64_t head, IndexRange queries) {
@@ -104,163 +116,152 @@ class BackwardTile {
     const Matrix<T> grad_out = rows_of<T>(args_.grad_out, sequence_.batch, token, head);
     copy_rows(q, count, problem_.head_dim, queries_);
     copy_rows(grad_out, count, problem_.value_dim, grad_out_);
-    pack<T, kTileColumns>(q.transpose(), problem_.head_dim, count, queries_across_);
-    pack<T, kTileColumns>(grad_out.transpose(), problem_.value_dim, count, grad_out_across_);
+    queries_across_.pack_from(q.transpose(), problem_.head_dim, count);
+    grad_out_across_.pack_from(grad_out.transpose(), problem_.value_dim, count);
   }
 
-  void differentiate(int64_t head, IndexRange queries) {
-    const StripKeys strips = strip_keys(problem_, sequence_, queries, keys_of_tile_);
-    if (strips.keys[0].begin >= strips.keys[strips.strips - 1].end) return;
-    pack_queries(head, queries);
-    multiply_rows(strips, queries_, problem_.head_dim, keys_, scores_);
-    multiply_rows(strips, grad_out_, problem_.value_dim, values_, grad_weights_);
-    for (int64_t row = 0; row < queries.end - queries.begin; row += 2)
-      differentiate_softmax(head, queries, row, strips.keys[row / kTileRows]);
-
-    accumulate_keys(queries, weights_across_, grad_out_across_, problem_.value_dim, grad_v_, value_columns_);
-    accumulate_keys(queries, grad_scores_across_, queries_across_, problem_.head_dim, grad_k_, head_columns_);
-    multiply_queries(strips, head, queries);
+  // What each row's exponents and gradients of scores have in common; of those that see nothing, weights become 0.
+  void read_rows(int64_t head, IndexRange queries) {
+    const int64_t index =
+        (sequence_.batch * problem_.num_heads + head) * problem_.query_tokens + sequence_.query_begin + queries.begin;
+    const Vec never = broadcast(__builtin_inff());
+    for_each_vector(queries.end - queries.begin, [&](int64_t row, auto lanes) {
+      const Vec logsumexp = load(args_.logsumexp + index + row, lanes);
+      store(shifts_ + row, never, AllLanes{});
+      store(shifts_ + row, logsumexp == -never ? never : logsumexp * kLog2E, lanes);
+      store(deltas_ + row, load(args_.delta + index + row, lanes), AllLanes{});
+    });
   }
 
-  // Products of rows of queries with all keys of the tile: scores, or dP.
-  void multiply_rows(const StripKeys& strips, const float* rows, int64_t depth, const float* columns, float* products) {
-    const int64_t units = units_of<T>(depth), stride = round_up(units, kLanes);
-    multiply_strips<T>(
-        strips.strips, columns, panel_size(units, kTileColumns), keys_of_tile_.end - keys_of_tile_.begin,
-        [&](int64_t s) { return Strip{{rows + s * kTileRows * stride, stride, 1}, {0, units}, strips.keys[s]}; },
-        [&](int64_t s, int r) { return products + (s * kTileRows + r) * problem_.key_block; },
-        [](float* to, int64_t, int, int64_t column, Vec sum) { store(to + column, sum, AllLanes{}); });
-  }
+  // P and dS of a strip of queries and a panel of keys, as the operands of the products that follow: 0 where nothing is
+  // seen, since these sum over queries.
+  void differentiate_scores(IndexRange queries, const StripKeys& strips, int64_t strip, IndexRange panel) {
+    const IndexRange seen = clip(strips.keys[strip], panel.begin, panel.end);
+    const int64_t begin = round_down(seen.begin, kLanes);
+    const int64_t end = seen.begin < seen.end ? round_up(seen.end, kLanes) : begin;
+    store_zeros(strip, {panel.begin, begin});
+    store_zeros(strip, {end, panel.end});
+    if (begin == end) return;
 
-  // P and dS of the rows `row` and `row + 1`, as the operands of the products that follow: of all keys of the tile, 0
-  // where nothing is seen, since these sum over queries.
-  void differentiate_softmax(int64_t head, IndexRange queries, int64_t row, IndexRange strip) {
-    const int64_t count = keys_of_tile_.end - keys_of_tile_.begin;
-    const int64_t begin = round_down(strip.begin, kLanes);
-    const int64_t end = strip.begin < strip.end ? round_up(strip.end, kLanes) : begin;
-    float shift[2], delta[2];
-    for (int i = 0; i < 2; ++i) {
-      const int64_t query = queries.begin + row + i;
-      shift[i] = __builtin_inff();
-      delta[i] = 0.0f;
-      if (query >= queries.end) continue;
-      const int64_t index =
-          (sequence_.batch * problem_.num_heads + head) * problem_.query_tokens + sequence_.query_begin + query;
-      const float logsumexp = args_.logsumexp[index];
-      if (logsumexp != -__builtin_inff()) shift[i] = logsumexp * kLog2E;
-      delta[i] = args_.delta[index];
-      finish_scores(exponents_, scores_ + (row + i) * problem_.key_block, begin, end,
-                    visible_in_block(problem_, sequence_, query, keys_of_tile_));
-    }
-    const bool paired = queries.begin + row + 1 < queries.end;
-
-    for (int64_t j = 0; j < begin; j += kLanes) store_across(j, row, Vec{}, Vec{}, Vec{}, Vec{});
-    for (int64_t j = begin; j < end; j += kLanes) {
-      const auto [weight, grad_score] = differentiate_scores(row, j, shift[0], delta[0]);
-      Vec next_weight = {}, next_grad_score = {};
-      if (paired) {
-        const auto next = differentiate_scores(row + 1, j, shift[1], delta[1]);
-        next_weight = next.weight;
-        next_grad_score = next.grad_score;
+    float scores[kTileRows * kTileColumns], grad_weights[kTileRows * kTileColumns];
+    multiply_strip(units_of<T>(problem_.head_dim), {queries_ + strip * kTileRows * query_stride_, query_stride_, 1},
+                   keys_, {begin, end}, scores, kTileColumns);
+    multiply_strip(units_of<T>(problem_.value_dim),
+                   {grad_out_ + strip * kTileRows * grad_out_stride_, grad_out_stride_, 1}, values_, {begin, end},
+                   grad_weights, kTileColumns);
+    finish_strip(problem_, sequence_, exponents_, {queries.begin + strip * kTileRows, queries.end}, keys_of_tile_,
+                 {begin, end}, strips.shared[strip], scores, kTileColumns);
+    for (int r = 0; r < kTileRows; r += 2) {
+      const int64_t row = strip * kTileRows + r, stride = kTileColumns;
+      const Differentiate first(exponents_, shifts_[row], deltas_[row]);
+      const Differentiate second(exponents_, shifts_[row + 1], deltas_[row + 1]);
+      PairTarget target(*this, row, begin);
+      for (int64_t j = r * stride; j < r * stride + end - begin; j += kLanes) {
+        const auto [weight, grad_score] = first(scores + j, grad_weights + j);
+        const auto [next_weight, next_grad_score] = second(scores + j + stride, grad_weights + j + stride);
+        target.store({weight, next_weight}, {grad_score, next_grad_score});
       }
-      store_across(j, row, weight, next_weight, grad_score, next_grad_score);
     }
-    for (int64_t j = end; j < count; j += kLanes) store_across(j, row, Vec{}, Vec{}, Vec{}, Vec{});
   }
 
-  struct Gradient {
-    Vec weight, grad_score;
+  // P and dS of one row, from scores and dP.
+  class Differentiate {
+   public:
+    Differentiate(const Exponents& exponents, float shift, float delta)
+        : factor_(exponents.factor), softcap_(exponents.softcap), shift_(shift), delta_(delta) {}
+
+    std::pair<Vec, Vec> operator()(const float* scores, const float* grad_weights) const {
+      const Vec score = load(scores, AllLanes{});
+      const Vec weight = exp2(score * factor_ - shift_);
+      Vec grad_score = weight * (load(grad_weights, AllLanes{}) - delta_);
+      if (softcap_ != 0.0f) {
+        const Vec share = score / softcap_;
+        grad_score *= 1.0f - min(broadcast(1.0f), share * share);  // of masked scores, which are -inf, 0
+      }
+      return {weight, grad_score};
+    }
+
+   private:
+    const float factor_, softcap_, shift_, delta_;
   };
 
-  Gradient differentiate_scores(int64_t row, int64_t j, float shift, float delta) {
-    const Vec score = load(scores_ + row * problem_.key_block + j, AllLanes{});
-    const Vec weight = exp2(score * exponents_.factor - shift);
-    Vec grad_score = weight * (load(grad_weights_ + row * problem_.key_block + j, AllLanes{}) - delta);
-    if (exponents_.softcap != 0.0f) {
-      const Vec share = score / exponents_.softcap;
-      grad_score *= 1.0f - min(broadcast(1.0f), share * share);  // of masked scores, which are -inf, 0
+  // Where P and dS of the rows `row` and `row + 1` go, from a key on.
+  class PairTarget {
+   public:
+    PairTarget(const BackwardTile& tile, int64_t row, int64_t key) : lane_group_(tile.lane_group_) {
+      const int64_t across = key / kLanes * lane_group_ + row / kDepthPerUnit<T> * kLanes;
+      weights_ = tile.weights_across_ + across;
+      grad_scores_ = tile.grad_scores_across_ + across;
+      const int64_t stride = units_of<T>(tile.problem_.key_block);
+      first_ = reinterpret_cast<Packed<T>*>(tile.grad_scores_ + row * stride) + key;
+      second_ = reinterpret_cast<Packed<T>*>(tile.grad_scores_ + (row + 1) * stride) + key;
     }
-    auto* grad_scores = reinterpret_cast<Packed<T>*>(grad_scores_ + row * units_of<T>(problem_.key_block));
-    store(grad_scores + j, grad_score, AllLanes{});
-    return {weight, grad_score};
+
+    // Of kLanes keys; the next ones follow.
+    void store(RowPair<T> weights, RowPair<T> grad_scores) {
+      weights.store_across(weights_);
+      grad_scores.store_across(grad_scores_);
+      grad_scores.store_along(first_, second_);
+      weights_ += lane_group_;
+      grad_scores_ += lane_group_;
+      first_ += kLanes;
+      second_ += kLanes;
+    }
+
+   private:
+    const int64_t lane_group_;
+    float *weights_, *grad_scores_;
+    Packed<T>*first_, *second_;
+  };
+
+  void store_zeros(int64_t strip, IndexRange keys) {
+    if (keys.begin >= keys.end) return;
+    for (int r = 0; r < kTileRows; r += 2) {
+      PairTarget target(*this, strip * kTileRows + r, keys.begin);
+      for (int64_t j = keys.begin; j < keys.end; j += kLanes) target.store(RowPair<T>(), RowPair<T>());
+    }
   }
 
-  // Of kLanes keys, the rows `row` and `row + 1`, which the products take as neighbours along their depth.
-  void store_across(int64_t j, int64_t row, Vec weight, Vec next_weight, Vec grad_score, Vec next_grad_score) {
-    const int64_t at = j / kLanes * lane_group_ + row / kDepthPerUnit<T> * kLanes;
-    store_row_pair<T>(weights_across_ + at, weight, next_weight);
-    store_row_pair<T>(grad_scores_across_ + at, grad_score, next_grad_score);
-  }
-
-  // grad [keys, columns] += weightsᵀ · rows, of the queries that see each strip of keys.
-  void accumulate_keys(IndexRange queries, const float* weights, const float* rows, int64_t dim, float* grad,
+  // grad [keys, columns] += scale · weightsᵀ · rows, of the queries that see each strip of keys.
+  void accumulate_keys(IndexRange queries, const float* weights, const RightOperand<T>& rows, float scale, float* grad,
                        int64_t stride) {
-    const int64_t count = keys_of_tile_.end - keys_of_tile_.begin;
-    multiply_strips<T>(
-        round_up(count, kTileRows) / kTileRows, rows,
-        panel_size(units_of<T>(queries.end - queries.begin), kTileColumns), dim,
-        [&](int64_t s) {
-          const int64_t first = s * kTileRows;
-          const IndexRange keys = {keys_of_tile_.begin + first,
-                                   keys_of_tile_.begin + std::min(first + kTileRows, count)};
-          const IndexRange seen = clip(visible_queries(problem_, sequence_, keys), queries.begin, queries.end);
-          return Strip{{weights + first / kLanes * lane_group_ + first % kLanes, 1, kLanes},
-                       units_around<T>({seen.begin - queries.begin, seen.end - queries.begin}),
-                       {0, seen.begin < seen.end ? dim : 0}};
-        },
-        [&](int64_t s, int r) { return grad + (s * kTileRows + r) * stride; },
-        [](float* to, int64_t, int, int64_t column, Vec sum) {
-          store(to + column, load(to + column, AllLanes{}) + sum, AllLanes{});
-        });
+    const auto strip = [&](int64_t i) {
+      const int64_t first = i * kTileRows, count = std::min<int64_t>(kTileRows, num_keys() - first);
+      const int64_t key = keys_of_tile_.begin + first;
+      const IndexRange seen =
+          clip(visible_queries(problem_, sequence_, {key, key + count}), queries.begin, queries.end);
+      return Strip{{weights + first / kLanes * lane_group_ + first % kLanes, 1, kLanes},
+                   units_around<T>({seen.begin - queries.begin, seen.end - queries.begin}),
+                   count};
+    };
+    combine_product(round_up(num_keys(), kTileRows) / kTileRows, rows, grad, stride, strip,
+                    [scale](int64_t, Vec before, Vec sum) { return before + sum * scale; });
   }
 
-  // grad_q += scale · dS · K.
-  void multiply_queries(const StripKeys& strips, int64_t head, IndexRange queries) {
-    const int64_t stride = units_of<T>(problem_.key_block), count = queries.end - queries.begin;
-    float* grad = grad_row(args_.grad_q, args_.grad_q_strides, sequence_.query_begin + queries.begin, head);
-    multiply_strips<T>(
-        strips.strips, keys_across_, panel_size(units_of<T>(keys_of_tile_.end - keys_of_tile_.begin), kTileColumns),
-        problem_.head_dim,
-        [&](int64_t s) {
-          const IndexRange seen = strips.keys[s];
-          const int64_t columns = seen.begin < seen.end ? problem_.head_dim : 0;
-          return Strip{{grad_scores_ + s * kTileRows * stride, stride, 1}, units_around<T>(seen), {0, columns}};
-        },
-        [&](int64_t s, int r) { return grad + std::min(s * kTileRows + r, count - 1) * args_.grad_q_strides.token; },
-        [&](float* to, int64_t s, int r, int64_t column, Vec sum) {
-          if (s * kTileRows + r < count) add(to + column, sum * problem_.scale, problem_.head_dim - column);
-        });
+  // grad += scale · dS · K.
+  void accumulate_queries(const StripKeys& strips, IndexRange queries, float* grad) {
+    const auto strip = [&](int64_t i) {
+      const int64_t stride = units_of<T>(problem_.key_block), count = queries.end - queries.begin - i * kTileRows;
+      return Strip{{grad_scores_ + i * kTileRows * stride, stride, 1},
+                   units_around<T>(strips.keys[i]),
+                   std::min<int64_t>(kTileRows, count)};
+    };
+    combine_product(strips.strips, keys_across_, grad, args_.grad_q_strides.token, strip,
+                    [scale = problem_.scale](int64_t, Vec before, Vec sum) { return before + sum * scale; });
   }
 
   float* grad_row(float* grad, const AttentionStrides& strides, int64_t token, int64_t head) const {
     return grad + sequence_.batch * strides.batch + token * strides.token + head * strides.head;
   }
 
-  // Adds as many lanes as there are elements.
-  static void add(float* to, Vec v, int64_t elements) {
-    if (elements >= kLanes)
-      store(to, load(to, AllLanes{}) + v, AllLanes{});
-    else
-      store(to, load(to, FirstLanes{elements}) + v, FirstLanes{elements});
-  }
-
-  void add_keys(const float* rows, int64_t stride, float scale, int64_t dim, float* grad,
-                const AttentionStrides& strides) {
-    float* to = grad_row(grad, strides, sequence_.key_begin + keys_of_tile_.begin, kv_head_);
-    for (int64_t row = 0; row < keys_of_tile_.end - keys_of_tile_.begin; ++row)
-      for (int64_t i = 0; i < dim; i += kLanes)
-        add(to + row * strides.token + i, load(rows + row * stride + i, AllLanes{}) * scale, dim - i);
-  }
-
   const FlashAttentionBackward& args_;
   const AttentionProblem& problem_;
   Exponents exponents_;
-  int64_t head_columns_, value_columns_, lane_group_, size_;
-  float *keys_, *values_, *keys_across_;                             // of the tile's keys
-  float *queries_, *grad_out_, *queries_across_, *grad_out_across_;  // of a block of queries
-  float *scores_, *grad_weights_;                                    // [query_block, key_block]
-  float *weights_across_, *grad_scores_across_, *grad_scores_;       // P and dS as operands
-  float *grad_k_, *grad_v_;
+  int64_t query_stride_, grad_out_stride_, lane_group_, size_;
+  RightOperand<T> keys_, values_, keys_across_;                 // of the tile's keys
+  RightOperand<T> queries_across_, grad_out_across_;            // of a block of queries
+  float *queries_, *grad_out_, *shifts_, *deltas_;              // of its rows
+  float *weights_across_, *grad_scores_across_, *grad_scores_;  // P and dS as operands
 
   AttentionSequence sequence_;
   int64_t kv_head_;

@@ -24,10 +24,12 @@ class ForwardItem {
     outputs_ = carver.take(parts_ * rows_ * value_columns_);
     sums_ = carver.take(parts_ * rows_ * kLanes);
     maxima_ = carver.take(parts_ * rows_);
-    keys_ = carver.take(packed_size(problem_.key_block, units_of<T>(problem_.head_dim), kTileColumns));
-    values_ = carver.take(packed_size(problem_.value_dim, units_of<T>(problem_.key_block), kTileColumns));
+    keys_ = RightOperand<T>(problem_.key_block, units_of<T>(problem_.head_dim), carver);
+    values_ = RightOperand<T>(problem_.value_dim, units_of<T>(problem_.key_block), carver);
     scores_ = carver.take(rows_ * problem_.key_block);
     weights_ = carver.take(rows_ * units_of<T>(problem_.key_block));
+    largest_ = carver.take(rows_ * kLanes);
+    shifts_ = carver.take(rows_);
     factors_ = carver.take(rows_);
     size_ = carver.used();
   }
@@ -78,72 +80,81 @@ class ForwardItem {
 
   void pack_block(IndexRange keys) {
     const int64_t token = sequence_.key_begin + keys.begin, count = keys.end - keys.begin;
-    pack<T, kTileColumns>(rows_of<T>(problem_.k, sequence_.batch, token, kv_head_), count, problem_.head_dim, keys_);
-    pack<T, kTileColumns>(rows_of<T>(problem_.v, sequence_.batch, token, kv_head_).transpose(), problem_.value_dim,
-                          count, values_);
+    keys_.pack_from(rows_of<T>(problem_.k, sequence_.batch, token, kv_head_), count, problem_.head_dim);
+    values_.pack_from(rows_of<T>(problem_.v, sequence_.batch, token, kv_head_).transpose(), problem_.value_dim, count);
   }
 
   void attend(int64_t i, IndexRange keys) {
     const IndexRange queries = part(i).queries;
-    const int64_t count = keys.end - keys.begin, stride = problem_.key_block;
     const StripKeys strips = strip_keys(problem_, sequence_, queries, keys);
+    score(i, queries, strips, keys);
+    raise_maxima(i);
+    for (int64_t row = 0; row < strips.strips * kTileRows; ++row)
+      exponentiate(i * rows_ + row, row, strips.keys[row / kTileRows]);
 
-    const int64_t units = units_of<T>(problem_.head_dim);
-    multiply_strips<T>(
-        strips.strips, keys_, panel_size(units, kTileColumns), count,
-        [&](int64_t s) {
-          const float* rows = queries_ + (i * rows_ + s * kTileRows) * query_stride_;
-          return Strip{{rows, query_stride_, 1}, {0, units}, strips.keys[s]};
-        },
-        [&](int64_t s, int r) { return scores_ + (s * kTileRows + r) * stride; },
-        [](float* scores, int64_t, int, int64_t column, Vec sum) { store(scores + column, sum, AllLanes{}); });
+    const int64_t stride = units_of<T>(problem_.key_block);
+    const auto strip = [&](int64_t s) {
+      return Strip{{weights_ + s * kTileRows * stride, stride, 1}, units_around<T>(strips.keys[s]), kTileRows};
+    };
+    combine_product(strips.strips, values_, output_row(i, 0), value_columns_, strip,
+                    [factors = factors_](int64_t row, Vec before, Vec sum) { return before * factors[row] + sum; });
+  }
 
-    for (int64_t query = queries.begin; query < queries.end; ++query) {
-      const int64_t row = query - queries.begin;
-      const IndexRange strip = strips.keys[row / kTileRows];
-      exponentiate(i * rows_ + row, row, strip, visible_in_block(problem_, sequence_, query, keys));
+  // Scores, and of each row the largest in each lane.
+  void score(int64_t i, IndexRange queries, const StripKeys& strips, IndexRange keys) {
+    for (int64_t row = 0; row < rows_; ++row) store(largest_ + row * kLanes, broadcast(-__builtin_inff()), AllLanes{});
+    for (int64_t first = 0; first < keys.end - keys.begin; first += keys_.width())
+      for (int64_t s = 0; s < strips.strips; ++s) {
+        const IndexRange seen = clip(strips.keys[s], first, first + keys_.width());
+        if (seen.begin == seen.end) continue;
+        const IndexRange columns = {round_down(seen.begin, kLanes), round_up(seen.end, kLanes)};
+        const int64_t row = s * kTileRows, stride = problem_.key_block;
+        float* scores = scores_ + row * stride + columns.begin;
+        multiply_strip(units_of<T>(problem_.head_dim), {queries_ + (i * rows_ + row) * query_stride_, query_stride_, 1},
+                       keys_, columns, scores, stride);
+        finish_strip(problem_, sequence_, exponents_, {queries.begin + row, queries.end}, keys, columns,
+                     strips.shared[s], scores, stride);
+        for (int r = 0; r < kTileRows; ++r) {
+          Vec largest = load(largest_ + (row + r) * kLanes, AllLanes{});
+          for (int64_t j = 0; j < columns.end - columns.begin; j += kLanes)
+            largest = max(load(scores + r * stride + j, AllLanes{}), largest);
+          store(largest_ + (row + r) * kLanes, largest, AllLanes{});
+        }
+      }
+  }
+
+  // The new maxima, of kLanes rows at a time, and by which factors they shrink what has been summed so far.
+  void raise_maxima(int64_t i) {
+    const Vec never = broadcast(-__builtin_inff());
+    for (int64_t row = 0; row < rows_; row += kLanes) {
+      Vec largest[kLanes];
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) largest[r] = load(largest_ + (row + r) * kLanes, AllLanes{});
+      interleave(largest);
+      for (int lane = 1; lane < kLanes; ++lane) largest[0] = max(largest[lane], largest[0]);
+      float* maxima = maxima_ + i * rows_ + row;
+      const Vec before = load(maxima, AllLanes{}), maximum = max(largest[0] * exponents_.factor, before);
+      const Vec shift = maximum == never ? Vec{} : maximum;  // of a row that has seen nothing yet
+      store(maxima, maximum, AllLanes{});
+      store(shifts_ + row, shift, AllLanes{});
+      store(factors_ + row, exp2(before - shift), AllLanes{});
     }
-
-    const int64_t weight_stride = units_of<T>(problem_.key_block);
-    multiply_strips<T>(
-        strips.strips, values_, panel_size(units_of<T>(count), kTileColumns), problem_.value_dim,
-        [&](int64_t s) {
-          const IndexRange seen = strips.keys[s];
-          const int64_t columns = seen.begin < seen.end ? problem_.value_dim : 0;
-          return Strip{
-              {weights_ + s * kTileRows * weight_stride, weight_stride, 1}, units_around<T>(seen), {0, columns}};
-        },
-        [&](int64_t s, int r) { return output_row(i, s * kTileRows + r); },
-        [&](float* out, int64_t s, int r, int64_t column, Vec sum) {
-          const Vec before = load(out + column, AllLanes{}) * factors_[s * kTileRows + r];
-          store(out + column, before + sum, AllLanes{});
-        });
   }
 
   // Turns a row of scores into weights 2^(score - maximum), and counts them in. `state` is the row among all parts'.
-  void exponentiate(int64_t state, int64_t row, IndexRange strip, IndexRange visible) {
-    factors_[row] = 1.0f;
+  void exponentiate(int64_t state, int64_t row, IndexRange strip) {
     if (strip.begin >= strip.end) return;
     const int64_t begin = round_down(strip.begin, kLanes), end = round_up(strip.end, kLanes);
-    float* scores = scores_ + row * problem_.key_block;
+    const float* scores = scores_ + row * problem_.key_block;
+    const float factor = exponents_.factor, shift = shifts_[row];
     auto* weights = reinterpret_cast<Packed<T>*>(weights_ + row * units_of<T>(problem_.key_block));
-    finish_scores(exponents_, scores, begin, end, visible);
-
-    Vec largest = load(scores + begin, AllLanes{});
-    for (int64_t j = begin + kLanes; j < end; j += kLanes) largest = max(load(scores + j, AllLanes{}), largest);
-    const float before = maxima_[state], maximum = std::max(before, largest_lane(largest) * exponents_.factor);
-    const float shift = maximum == -__builtin_inff() ? 0.0f : maximum;  // a row that has seen nothing yet
-
-    const float factor = exp2(broadcast(before - shift))[0];
-    Vec sum = load(sums_ + state * kLanes, AllLanes{}) * factor;
+    Vec sum = load(sums_ + state * kLanes, AllLanes{}) * factors_[row];
     for (int64_t j = begin; j < end; j += kLanes) {
-      const Vec weight = exp2(load(scores + j, AllLanes{}) * exponents_.factor - shift);
+      const Vec weight = exp2(load(scores + j, AllLanes{}) * factor - shift);
       sum += weight;
       store(weights + j, weight, AllLanes{});
     }
     store(sums_ + state * kLanes, sum, AllLanes{});
-    maxima_[state] = maximum;
-    factors_[row] = factor;
   }
 
   void finish(int64_t i) {
@@ -167,7 +178,8 @@ class ForwardItem {
   const AttentionProblem& problem_;
   Exponents exponents_;
   int64_t parts_, rows_, value_columns_, query_stride_, size_;
-  float *queries_, *outputs_, *sums_, *maxima_, *keys_, *values_, *scores_, *weights_, *factors_;
+  float *queries_, *outputs_, *sums_, *maxima_, *scores_, *weights_, *largest_, *shifts_, *factors_;
+  RightOperand<T> keys_, values_;
 
   AttentionSequence sequence_;
   int64_t kv_head_;

@@ -94,18 +94,14 @@ inline Vec exp_in_range(Vec x) {
 // e^x; 0 where that would be subnormal, and no more than e^87.3, the end of float's range.
 inline Vec exp(Vec x) { return x < kExpLowest ? Vec{} : exp_in_range(clamp_for_exp(x)); }
 
-// 2^x for x <= 127, to about one unit in the last place; 0 far below the smallest normal number, NaN for NaN.
+// 2^x for x <= 127, to about one unit in the last place; 0 below the smallest normal number, NaN for NaN.
 inline Vec exp2(Vec x) {
-#if defined(__AVX512F__)
-  constexpr float kLowest = -256.0f;  // the instruction that scales by 2^n makes 0 of that
-#else
-  constexpr float kLowest = -126.0f;
-#endif
-  constexpr float kRound = 12582912.0f;  // adding 1.5 · 2^23 rounds to an integer
+  constexpr float kLowest = -127.0f;
+  constexpr float kRound = 12582912.0f + 127.0f;  // adding 1.5 · 2^23 rounds to an integer, in the lowest bits
   const Vec in_range = max(broadcast(kLowest), x);
-  const Vec shifted = in_range + kRound;
-  const Vec n = shifted - kRound;
-  const Vec f = in_range - n;  // exact, |f| <= 1/2
+  const Vec shifted = in_range + kRound;        // those bits hold the exponent of 2^n, whose bias is 127
+  const Vec f = in_range - (shifted - kRound);  // exact, |f| <= 1/2
+  const Vec power = (Vec)((Bits32)shifted << 23);
 
   // 2^f: the minimax polynomial of degree 5 for the relative error, 7e-8.
   Vec p = f * 0.0013276472f + 0.009675541f;
@@ -113,12 +109,7 @@ inline Vec exp2(Vec x) {
   p = p * f + 0.2402212f;
   p = p * f + 0.69314694f;
   p = p * f + 1.0f;
-  const Vec power = scale_by_power_of_two(p, n, shifted);
-#if defined(__AVX512F__)
-  return power;
-#else
-  return x < kLowest ? Vec{} : power;
-#endif
+  return p * power;
 }
 
 // tanh(x) to about two units in the last place.
