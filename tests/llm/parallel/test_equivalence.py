@@ -53,6 +53,7 @@ CONTEXT = [
     case("deepseek_v3", 2, packed=True, **RING),
     case("qwen3_next", 2, packed=True, accumulation=3, aux=0.1, recompute=True, **ULYSSES),
     case("qwen3_next", 2, **RING) | {"fused_linear_attention": True},
+    case("kimi_linear", 2, packed=True, **ULYSSES) | {"fused_linear_attention": True},
     case("tied_llama", 4, accumulation=3, recompute=True, **RING, **HSDP),
     case("mistral", 4, packed=True, **RING | {"cp_size": 4}),
     case("gpt_oss", 4, accumulation=3, aux=0.1, recompute=True, recompute_mode="selective", **HYBRID),
