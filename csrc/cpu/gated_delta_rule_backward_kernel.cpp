@@ -29,8 +29,6 @@ class BackwardItem {
     grad_out_ = carver_.take(value_rows);
     grad_updates_ = carver_.take(value_rows);
     grad_reads_ = carver_.take(2 * value_rows);
-    for (float** rows : {&grad_g_, &of_growth_, &of_tail_}) *rows = carver_.take(kChunk * chunk_.key_stride);
-    of_whole_ = carver_.take(chunk_.key_stride);
     pairs_ = carver_.take(kChunk * kPairStride);
     grad_beta_ = carver_.take(kChunk);
   }
@@ -93,13 +91,13 @@ class BackwardItem {
   void differentiate(int64_t chunk, int64_t kept) {
     chunk_.load_keys(chunk_of(sequence_.tokens, chunk), key_head_);
     rows_ = chunk_.tokens.rows;
-    const KeyGradients grads = {grad_keys_, grad_keys_ + rows_ * chunk_.key_stride, grad_g_};
+    const KeyGradients grads = {grad_keys_, grad_keys_ + rows_ * chunk_.key_stride};
     std::fill_n(grad_keys_, 2 * rows_ * chunk_.key_stride, 0.0f);
     decay_.begin_keys(chunk_);
     for (int64_t i = 0; i < group_; ++i) {
       chunk_.load_head(value_head(i));
       chunk_.load_rows(args_.grad_out, value_head(i), problem_.value_dim, grad_out_, chunk_.value_stride);
-      std::fill_n(grad_g_, rows_ * chunk_.key_stride, 0.0f);
+      decay_.begin_head(chunk_);
       differentiate_updates(updates(kept, i), grad_state(i));
       differentiate_squares();
       differentiate_errors(errors(kept, i), value_head(i));
@@ -159,11 +157,12 @@ class BackwardItem {
     const int64_t stride = chunk_.value_stride, columns = chunk_.value_columns;
     for (int64_t i = 0; i < rows_; ++i) {
       const float* x = grad_updates_ + i * stride;
-      const float beta = chunk_.beta[i];
+      const float beta = chunk_.beta[i], factor = chunk_.decay.read_factor(i);
       grad_beta_[i] += dot(x, errors + i * stride, columns);
       for (int64_t c = 0; c < columns; c += kLanes) {
-        store(grad_reads_ + i * stride + c, problem_.scale * load(grad_out_ + i * stride + c, AllLanes{}), AllLanes{});
-        store(grad_reads_ + (rows_ + i) * stride + c, -beta * load(x + c, AllLanes{}), AllLanes{});
+        store(grad_reads_ + i * stride + c, problem_.scale * factor * load(grad_out_ + i * stride + c, AllLanes{}),
+              AllLanes{});
+        store(grad_reads_ + (rows_ + i) * stride + c, -beta * factor * load(x + c, AllLanes{}), AllLanes{});
       }
       if (i < chunk_.tokens.count)
         for_each_vector(problem_.value_dim, [&](int64_t c, auto lanes) {
@@ -178,41 +177,39 @@ class BackwardItem {
     const int64_t columns = chunk_.value_columns, stride = chunk_.value_stride;
     const int64_t key_columns = chunk_.key_columns, key_stride = chunk_.key_stride;
     const int64_t panel = panel_size(columns, kTileColumns);
-    const float* growth = chunk_.whole_growth();
+    const float* reads = chunk_.decay.reads(chunk_);
 
     for (int64_t c = 0; c < key_columns; ++c)
-      of_whole_[c] = growth[c] * dot(state + c * columns, grad_state + c * columns, columns);
+      decay_.add_whole(c, chunk_.decay.whole(chunk_, c) * dot(state + c * columns, grad_state + c * columns, columns));
     pack_columns(grad_state, columns, key_columns, columns, chunk_.packed);
     product(rows_, key_columns, {updates, stride, 1}, chunk_.packed, panel, full(columns),
             [&](int64_t row, int64_t column, Vec sum) {
               const int64_t at = row * key_stride + column;
-              add_to(grads.k + at, load(chunk_.tail + at, AllLanes{}) * sum);
-              store(of_tail_ + at, load(chunk_.writes + at, AllLanes{}) * sum, AllLanes{});
+              add_to(grads.k + at, chunk_.decay.tail(chunk_, row, column) * sum);
+              decay_.add_write(chunk_, row, column, load(chunk_.writes + at, AllLanes{}) * sum);
             });
 
     pack_columns(state, columns, key_columns, columns, chunk_.packed);
     product(2 * rows_, key_columns, {grad_reads_, stride, 1}, chunk_.packed, panel, full(columns),
             [&](int64_t row, int64_t column, Vec sum) {
               const int64_t at = row * key_stride + column;
-              const int64_t of_token = at - (row < rows_ ? 0 : rows_ * key_stride);
-              const Vec of_log = load(chunk_.reads + at, AllLanes{}) * sum;
-              add_to(grads.q + at, load(chunk_.growth + of_token, AllLanes{}) * sum);
-              row < rows_ ? store(of_growth_ + at, of_log, AllLanes{}) : add_to(of_growth_ + of_token, of_log);
+              const int64_t token = row < rows_ ? row : row - rows_;
+              add_to(grads.q + at, chunk_.decay.read_decay(chunk_, token, column) * sum);
+              decay_.add_read(chunk_, token, column, load(reads + at, AllLanes{}) * sum);
             });
-    add_prefixes(rows_, key_columns, key_stride, of_tail_, of_whole_, grads.g);
-    add_suffixes(rows_, key_columns, key_stride, of_growth_, grads.g);
+    decay_.finish_state(chunk_);
 
     pack_rows(grad_reads_, stride, 2 * rows_, columns, chunk_.packed);
-    product(key_columns, columns, {chunk_.reads, 1, key_stride}, chunk_.packed, panel_size(2 * rows_, kTileColumns),
+    product(key_columns, columns, {reads, 1, key_stride}, chunk_.packed, panel_size(2 * rows_, kTileColumns),
             full(2 * rows_), [&](int64_t row, int64_t column, Vec sum) {
               float* grad = grad_state + row * columns + column;
-              store(grad, growth[row] * load(grad, AllLanes{}) + sum, AllLanes{});
+              store(grad, chunk_.decay.whole(chunk_, row) * load(grad, AllLanes{}) + sum, AllLanes{});
             });
   }
 
   void store_head(int64_t head) {
     const int64_t channels = problem_.per_channel ? problem_.key_dim : 1;
-    decay_.store_head(chunk_, grad_g_, entry<float>(args_.grad_g, problem_.value_heads, 0, head, channels),
+    decay_.store_head(chunk_, entry<float>(args_.grad_g, problem_.value_heads, 0, head, channels),
                       problem_.value_heads * channels, channels);
     for (int64_t i = 0; i < chunk_.tokens.count; ++i)
       *entry<float>(args_.grad_beta, problem_.value_heads, i, head, 1) = grad_beta_[i];
@@ -250,13 +247,11 @@ class BackwardItem {
   DeltaRuleSequence sequence_;
   int64_t key_head_, group_, rows_;
   float *states_, *errors_, *updates_, *grad_states_;
-  float* grad_keys_;                         // of q and, behind it, k, normalised: [2 · chunk, key_stride]
-  float* grad_out_;                          // [chunk, value_stride]
-  float* grad_updates_;                      // the same: of δ, then of β · errors
-  float* grad_reads_;                        // of (e^G ∘ q) S and, behind it, (e^G ∘ k) S: [2 · chunk, value_stride]
-  float* grad_g_;                            // by channel: [chunk, key_stride]
-  float *of_growth_, *of_tail_, *of_whole_;  // of the logarithms of growth, tail, [chunk, key_stride], and e^G_last
-  float* pairs_;                             // of P and −A, then of qk and kk: [chunk, 2, chunk]
+  float* grad_keys_;     // of q and, behind it, k, normalised: [2 · chunk, key_stride]
+  float* grad_out_;      // [chunk, value_stride]
+  float* grad_updates_;  // the same: of δ, then of β · errors
+  float* grad_reads_;    // of (e^G ∘ q) S and, behind it, (e^G ∘ k) S: [2 · chunk, value_stride]
+  float* pairs_;         // of P and −A, then of qk and kk: [chunk, 2, chunk]
   float* grad_beta_;
 };
 

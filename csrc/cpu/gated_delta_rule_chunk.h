@@ -42,12 +42,6 @@ class Chunk : public ChunkOperands {
     decay.load_head(*this, value_head);
     for (int64_t i = 0; i < tokens.rows; ++i) {
       beta[i] = i < tokens.count ? problem_.beta[(tokens.token + i) * problem_.value_heads + value_head] : 0.0f;
-      for (int64_t c = 0; c < key_columns; c += kLanes) {
-        const int64_t at = i * key_stride + c;
-        const Vec decayed = load(growth + at, AllLanes{});
-        store(reads + at, decayed * load(q + at, AllLanes{}), AllLanes{});
-        store(reads + tokens.rows * key_stride + at, decayed * load(k + at, AllLanes{}), AllLanes{});
-      }
       for (int64_t at = i * kChunkStride; at < i * kChunkStride + round_up(i + 1, kLanes); at += kLanes) {
         store(p + at, problem_.scale * load(qk + at, AllLanes{}), AllLanes{});
         store(a + at, beta[i] * load(kk + at, AllLanes{}), AllLanes{});
@@ -70,12 +64,15 @@ class Chunk : public ChunkOperands {
     load_rows(problem_.v, value_head, problem_.value_dim, errors, value_stride);
     pack_rows(state, value_columns, key_columns, value_columns, packed);
     const int64_t first = out == nullptr ? tokens.rows : 0;
-    product(2 * tokens.rows - first, value_columns, {reads + first * key_stride, key_stride, 1}, packed,
+    product(2 * tokens.rows - first, value_columns, {decay.reads(*this) + first * key_stride, key_stride, 1}, packed,
             panel_size(key_columns, kTileColumns), full(key_columns), [&](int64_t row, int64_t column, Vec sum) {
               const int64_t i = row + first - tokens.rows;
-              if (i < 0) return store(out + row * value_stride + column, problem_.scale * sum, AllLanes{});
+              if (i < 0) {
+                const float factor = problem_.scale * decay.read_factor(row);
+                return store(out + row * value_stride + column, factor * sum, AllLanes{});
+              }
               float* error = errors + i * value_stride + column;
-              const Vec difference = load(error, AllLanes{}) - sum;
+              const Vec difference = load(error, AllLanes{}) - decay.read_factor(i) * sum;
               store(error, difference, AllLanes{});
               store(updates + i * value_stride + column, beta[i] * difference, AllLanes{});
             });
@@ -88,7 +85,7 @@ class Chunk : public ChunkOperands {
     product(key_columns, value_columns, {writes, 1, key_stride}, packed, panel_size(tokens.rows, kTileColumns),
             full(tokens.rows), [&](int64_t row, int64_t column, Vec sum) {
               float* element = state + row * value_columns + column;
-              store(element, whole_growth()[row] * load(element, AllLanes{}) + sum, AllLanes{});
+              store(element, decay.whole(*this, row) * load(element, AllLanes{}) + sum, AllLanes{});
             });
   }
 

@@ -15,7 +15,7 @@ class HeadDecay {
   HeadDecay(const DeltaRule& problem, Carver& carver) : problem_(problem) {
     products = carver.take(2 * kChunk * kChunkStride);
     decay = carver.take(kChunk * kChunkStride);
-    factor_ = carver.take(kChunk);
+    for (float** row : {&factor_, &growth_}) *row = carver.take(kChunk);
   }
 
   // For all value heads of the chunk's key head.
@@ -40,11 +40,10 @@ class HeadDecay {
         store(row + j, without_vanished(d), AllLanes{});
       }
       row[i] = 1.0f;
-      fill(chunk.growth + i * chunk.key_stride, total, chunk.key_columns);
+      growth_[i] = total;
     }
     const float* last = decay + (rows - 1) * kChunkStride;
     for (int64_t i = 0; i < rows; ++i) {
-      fill(chunk.tail + i * chunk.key_stride, last[i], chunk.key_columns);
       for (int64_t at = i * chunk.key_stride; at < i * chunk.key_stride + chunk.key_columns; at += kLanes)
         store(chunk.writes + at, last[i] * load(chunk.k + at, AllLanes{}), AllLanes{});
       for (int64_t at = i * kChunkStride; at < i * kChunkStride + round_up(i + 1, kLanes); at += kLanes) {
@@ -54,6 +53,16 @@ class HeadDecay {
       }
     }
   }
+
+  // q and, right behind it, k. That e^G multiplies them is left to what is computed of them.
+  const float* reads(const ChunkOperands& chunk) const { return chunk.q; }
+  float read_factor(int64_t token) const { return growth_[token]; }
+  static Vec read_decay(const ChunkOperands&, int64_t, int64_t) { return broadcast(1.0f); }
+
+  Vec tail(const ChunkOperands& chunk, int64_t token, int64_t) const {  // e^(G_last − G)
+    return broadcast(decay[(chunk.tokens.rows - 1) * kChunkStride + token]);
+  }
+  float whole(const ChunkOperands& chunk, int64_t) const { return growth_[chunk.tokens.rows - 1]; }  // e^G_last
 
   float* products;  // q kᵀ and, right behind it, k kᵀ
   float* decay;     // [chunk, chunk]: e^(G_i − G_j), 0 for j > i
@@ -66,12 +75,8 @@ class HeadDecay {
       store(factor_ + i, exp(load(factor_ + i, AllLanes{})), AllLanes{});
   }
 
-  static void fill(float* row, float value, int64_t columns) {
-    for (int64_t c = 0; c < columns; c += kLanes) store(row + c, broadcast(value), AllLanes{});
-  }
-
   const DeltaRule& problem_;
-  float* factor_;  // [chunk]: e^g
+  float *factor_, *growth_;  // [chunk]: e^g, e^G
 };
 
 // A decay for each channel (Kimi Linear, 2025, https://arxiv.org/abs/2510.26692). Between tokens of different blocks it
@@ -86,6 +91,8 @@ class ChannelDecay {
     factor = carver.take(kChunk * stride);
     near_growth = carver.take(kBlock * stride);
     near = carver.take(2 * kBlock * stride);
+    reads_ = carver.take(2 * kChunk * stride);
+    for (float** rows : {&growth_, &tail_}) *rows = carver.take(kChunk * stride);
     start_ = carver.take(stride);
   }
 
@@ -100,15 +107,21 @@ class ChannelDecay {
       for (int64_t i = begin; i < end; ++i)
         for (int64_t c = 0; c < chunk.key_columns; c += kLanes) {
           const Vec growth = load(start_ + c, AllLanes{}) * load(near_row(chunk, i - begin) + c, AllLanes{});
-          store(chunk.growth + i * chunk.key_stride + c, without_vanished(growth), AllLanes{});
+          store(growth_ + i * chunk.key_stride + c, without_vanished(growth), AllLanes{});
         }
-      const float* last = chunk.growth + (end - 1) * chunk.key_stride;
-      std::copy_n(last, chunk.key_columns, start_);
+      std::copy_n(growth_ + (end - 1) * chunk.key_stride, chunk.key_columns, start_);
     });
+    for (int64_t i = 0; i < chunk.tokens.rows; ++i)
+      for (int64_t c = 0; c < chunk.key_columns; c += kLanes) {
+        const int64_t of_q = i * chunk.key_stride + c, of_k = of_q + chunk.tokens.rows * chunk.key_stride;
+        const Vec growth = load(growth_ + of_q, AllLanes{});
+        store(reads_ + of_q, growth * load(chunk.q + of_q, AllLanes{}), AllLanes{});
+        store(reads_ + of_k, growth * load(chunk.q + of_k, AllLanes{}), AllLanes{});
+      }
   }
 
   // Calls body(begin, end) for each block of tokens, in their order. In it `near_growth` and `near` are the block's,
-  // the first `begin` rows of chunk.tail are the decays up to the block's start and those of chunk.writes the keys
+  // the first `begin` rows of tail() are the decays up to the block's start and those of chunk.writes the keys
   // times that; after the last one they are what their names say.
   template <class Body>
   void for_each_block(const ChunkOperands& chunk, Body&& body) {
@@ -118,6 +131,20 @@ class ChannelDecay {
       body(begin, end);
       extend_tail(chunk, begin, end);
     }
+  }
+
+  // e^G q and, right behind it, e^G k, with which nothing is left to be multiplied but their gradients.
+  const float* reads(const ChunkOperands&) const { return reads_; }
+  static float read_factor(int64_t) { return 1.0f; }
+  Vec read_decay(const ChunkOperands& chunk, int64_t token, int64_t column) const {
+    return load(growth_ + token * chunk.key_stride + column, AllLanes{});
+  }
+
+  Vec tail(const ChunkOperands& chunk, int64_t token, int64_t column) const {  // e^(G_last − G)
+    return load(tail_ + token * chunk.key_stride + column, AllLanes{});
+  }
+  float whole(const ChunkOperands& chunk, int64_t column) const {  // e^G_last
+    return growth_[(chunk.tokens.rows - 1) * chunk.key_stride + column];
   }
 
   float* factor;       // [chunk, key_stride]: e^g
@@ -157,8 +184,8 @@ class ChannelDecay {
       Vec within = broadcast(1.0f);
       for (int64_t j = end - 1; j >= 0; --j) {
         const int64_t at = j * chunk.key_stride + c;
-        const Vec tail = j < begin ? without_vanished(load(chunk.tail + at, AllLanes{}) * through) : within;
-        store(chunk.tail + at, tail, AllLanes{});
+        const Vec tail = j < begin ? without_vanished(load(tail_ + at, AllLanes{}) * through) : within;
+        store(tail_ + at, tail, AllLanes{});
         store(chunk.writes + at, tail * load(chunk.k + at, AllLanes{}), AllLanes{});
         within = without_vanished(within * load(factor + at, AllLanes{}));
       }
@@ -214,7 +241,9 @@ class ChannelDecay {
   }
 
   const DeltaRule& problem_;
-  float* start_;  // [key_stride]: the decay up to the block's start
+  float* reads_;           // [2 · chunk, key_stride]
+  float *growth_, *tail_;  // [chunk, key_stride]: e^G, e^(G_last − G)
+  float* start_;           // [key_stride]: the decay up to the block's start
 };
 
 }  // namespace

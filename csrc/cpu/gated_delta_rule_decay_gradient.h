@@ -12,10 +12,9 @@ namespace {
 // The gradients of qk and kk, row by row next to each other: [chunk, 2, chunk]. Those of j > i are 0 or not read.
 constexpr int64_t kPairStride = 2 * kChunkStride;
 
-// What a chunk's gradients are added to.
+// What a chunk's gradients of normalised queries and keys are added to, of all value heads with the chunk's key head.
 struct KeyGradients {
-  float *q, *k;  // [chunk, key_stride]: normalised; of all value heads with the chunk's key head
-  float* g;      // [chunk, key_stride]: of one value head
+  float *q, *k;  // [chunk, key_stride], k right behind q
 };
 
 inline void add_to(float* element, Vec part) { store(element, load(element, AllLanes{}) + part, AllLanes{}); }
@@ -57,10 +56,29 @@ class HeadDecayGradient {
   HeadDecayGradient(const DeltaRule&, Carver& carver) {
     for (float** square : {&grad_qk_, &grad_kk_}) *square = carver.take(kChunk * kChunkStride);
     for (float** row : {&later_, &g_}) *row = carver.take(kChunk);
+    for (float** rows : {&reads_, &writes_}) *rows = carver.take(kChunk * kLanes);
   }
 
   void begin_keys(const ChunkOperands& chunk) {
     for (float* square : {grad_qk_, grad_kk_}) std::fill_n(square, chunk.tokens.rows * kChunkStride, 0.0f);
+  }
+
+  // Of the logarithms of the decays of a head's reads, writes and whole state, until finish_state.
+  void begin_head(const ChunkOperands& chunk) {
+    for (float* rows : {reads_, writes_}) std::fill_n(rows, chunk.tokens.rows * kLanes, 0.0f);
+    whole_ = 0.0f;
+  }
+  void add_read(const ChunkOperands&, int64_t token, int64_t, Vec part) { add_to(reads_ + token * kLanes, part); }
+  void add_write(const ChunkOperands&, int64_t token, int64_t, Vec part) { add_to(writes_ + token * kLanes, part); }
+  void add_whole(int64_t, float part) { whole_ += part; }
+
+  void finish_state(const ChunkOperands& chunk) {
+    float earlier = whole_, later = 0.0f;
+    for (int64_t i = 0; i < chunk.tokens.rows; ++i) {
+      g_[i] = earlier;
+      earlier += sum(load(writes_ + i * kLanes, AllLanes{}));
+    }
+    for (int64_t i = chunk.tokens.rows - 1; i >= 0; --i) g_[i] += later += sum(load(reads_ + i * kLanes, AllLanes{}));
   }
 
   void add_pairs(const ChunkOperands& chunk, const HeadDecay& decay, const float* pairs, KeyGradients) {
@@ -78,7 +96,7 @@ class HeadDecayGradient {
         add_to(later_ + j, of_log);
         earlier += first_lanes(load(later_ + j, AllLanes{}), i - j);
       }
-      g_[i] = sum(earlier);
+      g_[i] += sum(earlier);
     }
   }
 
@@ -97,19 +115,16 @@ class HeadDecayGradient {
     product(rows, columns, {grad_qk_, 1, kChunkStride}, chunk.packed, panel, upper(rows), add_rows(grads.k));
   }
 
-  void store_head(const ChunkOperands& chunk, const float* grad_g, float* to, int64_t token_stride,
-                  int64_t /*channels*/) const {
-    for (int64_t i = 0; i < chunk.tokens.count; ++i) {
-      const float* row = grad_g + i * chunk.key_stride;
-      to[i * token_stride] =
-          g_[i] + sum_over(chunk.key_columns, [&](int64_t c, auto lanes) { return load(row + c, lanes); });
-    }
+  void store_head(const ChunkOperands& chunk, float* to, int64_t token_stride, int64_t /*channels*/) const {
+    for (int64_t i = 0; i < chunk.tokens.count; ++i) to[i * token_stride] = g_[i];
   }
 
  private:
   float *grad_qk_, *grad_kk_;  // [chunk, chunk]: of q kᵀ and k kᵀ
   float* later_;               // [chunk]: of the decays from a token to the present one and those after it
-  float* g_;                   // [chunk]: of g, the part of the pairs
+  float* g_;                   // [chunk]: of g
+  float *reads_, *writes_;     // [chunk, lanes]: of the logarithms of e^G and e^(G_last − G)
+  float whole_;                // of the logarithm of e^G_last
 };
 
 class ChannelDecayGradient {
@@ -117,11 +132,29 @@ class ChannelDecayGradient {
   ChannelDecayGradient(const DeltaRule& problem, Carver& carver) {
     const int64_t stride = row_stride(problem.key_dim);
     near_ = carver.take(ChannelDecay::kBlock * stride);
-    far_ = carver.take(kChunk * stride);
+    for (float** rows : {&far_, &g_, &reads_, &writes_}) *rows = carver.take(kChunk * stride);
+    whole_ = carver.take(stride);
   }
 
   void begin_keys(const ChunkOperands&) {}
   void finish_keys(const ChunkOperands&, KeyGradients) {}
+
+  // Of the logarithms of the decays of a head's reads, writes and whole state, until finish_state.
+  void begin_head(const ChunkOperands& chunk) {
+    for (float* rows : {g_, reads_}) std::fill_n(rows, chunk.tokens.rows * chunk.key_stride, 0.0f);
+  }
+  void add_read(const ChunkOperands& chunk, int64_t token, int64_t column, Vec part) {
+    add_to(reads_ + token * chunk.key_stride + column, part);
+  }
+  void add_write(const ChunkOperands& chunk, int64_t token, int64_t column, Vec part) {
+    store(writes_ + token * chunk.key_stride + column, part, AllLanes{});
+  }
+  void add_whole(int64_t column, float part) { whole_[column] = part; }
+
+  void finish_state(const ChunkOperands& chunk) {
+    add_prefixes(chunk.tokens.rows, chunk.key_columns, chunk.key_stride, writes_, whole_, g_);
+    add_suffixes(chunk.tokens.rows, chunk.key_columns, chunk.key_stride, reads_, g_);
+  }
 
   void add_pairs(const ChunkOperands& chunk, ChannelDecay& decay, const float* pairs, KeyGradients grads) {
     decay.for_each_block(chunk, [&](int64_t begin, int64_t end) {
@@ -130,11 +163,10 @@ class ChannelDecayGradient {
     });
   }
 
-  void store_head(const ChunkOperands& chunk, const float* grad_g, float* to, int64_t token_stride,
-                  int64_t channels) const {
+  void store_head(const ChunkOperands& chunk, float* to, int64_t token_stride, int64_t channels) const {
     for (int64_t i = 0; i < chunk.tokens.count; ++i)
       for_each_vector(channels, [&](int64_t c, auto lanes) {
-        store(to + i * token_stride + c, load(grad_g + i * chunk.key_stride + c, AllLanes{}), lanes);
+        store(to + i * token_stride + c, load(g_ + i * chunk.key_stride + c, AllLanes{}), lanes);
       });
   }
 
@@ -162,12 +194,12 @@ class ChannelDecayGradient {
     product(begin, columns, {block, 1, kChunkStride}, chunk.packed, panel_size(units, kTileColumns), full(units),
             [&](int64_t row, int64_t column, Vec sum) {
               const int64_t at = row * stride + column;
-              const Vec part = load(chunk.tail + at, AllLanes{}) * sum;
+              const Vec part = decay.tail(chunk, row, column) * sum;
               add_to(grads.k + at, part);
               store(far_ + at, part * load(chunk.k + at, AllLanes{}), AllLanes{});
             });
-    add_prefixes(begin, columns, stride, far_, nullptr, grads.g);
-    add_suffixes(end - begin, columns, stride, near_, grads.g + begin * stride);
+    add_prefixes(begin, columns, stride, far_, nullptr, g_);
+    add_suffixes(end - begin, columns, stride, near_, g_ + begin * stride);
   }
 
   // The pairs within a block, of one vector of channels.
@@ -195,13 +227,16 @@ class ChannelDecayGradient {
       Vec later = {};
       for (int64_t i = end - 1; i > j; --i) {
         later += of_log[i - begin];
-        add_to(grads.g + i * stride + channel, later);
+        add_to(g_ + i * stride + channel, later);
       }
     }
   }
 
   float* near_;  // [block, key_stride]: of the logarithms of a block's near_growth, by the pairs with earlier tokens
   float* far_;   // [chunk, key_stride]: of those of the decays from earlier tokens to the block
+  float* g_;     // [chunk, key_stride]: of g
+  float *reads_, *writes_,
+      *whole_;  // of the logarithms of e^G and e^(G_last − G), [chunk, key_stride], and of e^G_last
 };
 
 template <class Decay>

@@ -20,8 +20,7 @@ inline ChunkTokens chunk_of(const Sequence& sequence, int64_t chunk) {
 
 inline int64_t chunks_of(const Sequence& sequence) { return (sequence.end - sequence.begin + kChunk - 1) / kChunk; }
 
-// With G the sums of g within the chunk, a row for each token and a column for each channel of the keys. A head that
-// has one decay for all channels has rows of equal elements.
+// With G the sums of g within the chunk, a row for each token and a column for each channel of the keys.
 struct ChunkOperands {
   ChunkOperands(const DeltaRule& problem, Carver& carver)
       : key_columns(round_up(problem.key_dim, kLanes)),
@@ -31,21 +30,16 @@ struct ChunkOperands {
     const int64_t longest = std::max(std::max(key_columns, value_columns), 2 * kChunk);
     packed = carver.take(packed_size(longest, longest, kTileColumns));
     q = carver.take(2 * kChunk * key_stride);
-    reads = carver.take(2 * kChunk * key_stride);
-    for (float** rows : {&writes, &growth, &tail}) *rows = carver.take(kChunk * key_stride);
+    writes = carver.take(kChunk * key_stride);
     for (float** square : {&qk, &kk, &a, &p}) *square = carver.take(kChunk * kChunkStride);
     beta = carver.take(kChunk);
   }
 
   int64_t state_size() const { return key_columns * value_columns; }
-  const float* whole_growth() const { return growth + (tokens.rows - 1) * key_stride; }  // e^G_last
 
   int64_t key_columns, value_columns, key_stride, value_stride;
   ChunkTokens tokens;
   float *q, *k;    // [chunk, key_stride], k right behind q
-  float* growth;   // [chunk, key_stride]: e^G
-  float* tail;     // the same: e^(G_last − G)
-  float* reads;    // [2 · chunk, key_stride]: e^G q and, right behind it, e^G k
   float* writes;   // [chunk, key_stride]: e^(G_last − G) k
   float *qk, *kk;  // [chunk, chunk]: Σ_c e^(G_ic − G_jc) q_ic k_jc and the same of k and k, for j <= i
   float *a, *p;    // A = β kk, and P = scale · qk

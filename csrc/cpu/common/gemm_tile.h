@@ -37,9 +37,11 @@ Vec multiply_add(Vec sum, Vec a, Vec b) {
 }
 
 // Sums over `units` steps of a tile's products. Row r's unit u is a[r * row_stride + u * unit_stride]; b is packed.
+// Always inlined: only sums that nobody else can see stay in registers.
 template <class T, int vectors>
-void multiply_units(int64_t units, const float* a, int64_t row_stride, int64_t unit_stride, const float* b,
-                    Vec (&sum)[kTileRows][vectors]) {
+__attribute__((always_inline)) inline void multiply_units(int64_t units, const float* a, int64_t row_stride,
+                                                          int64_t unit_stride, const float* b,
+                                                          Vec (&sum)[kTileRows][vectors]) {
   for (int64_t u = 0; u < units; ++u, a += unit_stride, b += kTileColumns) {
     Vec column[vectors];
 #pragma GCC unroll 3
