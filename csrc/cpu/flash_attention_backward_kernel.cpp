@@ -48,8 +48,9 @@ class BackwardTile {
     grad_out_stride_ = round_up(value_units, kLanes);
     lane_group_ = units_of<T>(queries) * kLanes + kLanes;
     Carver carver(memory);
-    keys_ = RightOperand<T>(keys, head_units, carver);
-    values_ = RightOperand<T>(keys, value_units, carver);
+    const int64_t units = std::max(head_units, value_units);  // scores and their gradients share panels of keys
+    keys_ = RightOperand<T>(keys, units, carver);
+    values_ = RightOperand<T>(keys, units, carver);
     keys_across_ = RightOperand<T>(problem_.head_dim, units_of<T>(keys), carver);
     queries_across_ = RightOperand<T>(problem_.head_dim, units_of<T>(queries), carver);
     grad_out_across_ = RightOperand<T>(problem_.value_dim, units_of<T>(queries), carver);

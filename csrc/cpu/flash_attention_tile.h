@@ -98,7 +98,7 @@ class RightOperand {
   RightOperand(int64_t columns, int64_t most_units, Carver& memory) : columns_(columns) {
     constexpr int64_t kPanelFloats = (24 << 10) / sizeof(float);  // most of a first-level cache of 32 KB
     const int64_t vectors = std::max<int64_t>(1, round_up(columns, kLanes) / kLanes);
-    const int64_t most = std::clamp<int64_t>(kPanelFloats / (most_units * kLanes), 2, kTileVectors);
+    const int64_t most = std::clamp<int64_t>(kPanelFloats / std::max<int64_t>(1, most_units * kLanes), 2, kTileVectors);
     const int64_t panels = (vectors + most - 1) / most;
     width_ = (vectors + panels - 1) / panels * kLanes;
     data_ = memory.take(round_up(std::max<int64_t>(1, columns), width_) / width_ * panel_size(most_units, width_));

@@ -29,6 +29,9 @@ from tests.kernels.dense_attention import dense_attention
         (1, 33, 70, 7, 7, 104, 104),
         (2, 70, 33, 2, 1, 63, 63),
         (1, 40, 40, 2, 2, 192, 128),
+        (1, 100, 100, 2, 2, 192, 128),  # many keys, heads of another width than values, in both ways
+        (1, 100, 100, 2, 1, 96, 160),
+        (1, 130, 130, 2, 1, 320, 256),
         (2, 30, 30, 2, 1, 256, 256),
         (1, 130, 130, 2, 1, 80, 16),
         (1, 1, 200, 4, 2, 20, 40),
