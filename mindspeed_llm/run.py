@@ -91,5 +91,5 @@ def _dry_run(config: Config, world_size: int) -> None:
 
 
 if __name__ == "__main__":
-    host_memory.set_up()
+    host_memory.set_up(__spec__.name if __spec__ else sys.argv[0])
     sys.exit(main())

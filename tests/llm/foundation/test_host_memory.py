@@ -13,7 +13,7 @@ PROGRAM = """
 import json, os, resource, sys
 if "set_up" in sys.argv:
     from mindspeed_llm.foundation import host_memory
-    host_memory.set_up()
+    host_memory.set_up(sys.argv[0])
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -50,6 +50,21 @@ def test_freed_memory_is_used_again(tmp_path):
     faults, argv, same_process, tunables = start(tmp_path, "set_up", "--key=a b")
     assert faults < without / 100
     assert (argv, same_process, tunables) == (["set_up", "--key=a b"], True, "glibc.malloc.hugetlb=1")
+
+
+def test_an_option_that_the_user_has_set_stays(tmp_path):
+    without, *_ = start(tmp_path)
+    faults, *_ = start(tmp_path, "set_up", MALLOC_MMAP_MAX_="65536", GLIBC_TUNABLES="glibc.malloc.hugetlb=0")
+    assert faults > without / 2
+
+
+@pytest.mark.parametrize("call", ["set_up('mindspeed_llm.run')", "restart_with({'LOST': os.urandom(4).hex()})"])
+def test_a_process_does_not_start_again_for_another_program_nor_for_ever(call):
+    """A notebook would lose its state; where the variables do not survive, there would be no end."""
+    code = f"import os; from mindspeed_llm.foundation.host_memory import *; {call}; print(os.getpid())"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, f"{process.pid}\n")
 
 
 @pytest.mark.parametrize(

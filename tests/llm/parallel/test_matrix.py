@@ -1,7 +1,7 @@
 """Everything combined with everything: models, layouts, accumulation, packing and recomputation.
 
-Each pair of a model and a layout comes with all eight of the others. The slow tests take every layout and every model,
-``-m matrix`` takes all pairs.
+With ``-m matrix`` each pair of a model and a layout comes with all eight of the others. The slow tests take every
+layout of several ranks. Kimi Linear is in ``test_equivalence.py`` and ``context/`` only.
 """
 
 from itertools import product
@@ -54,7 +54,7 @@ def combination(model: str, layout: str, accumulation: int, packed: bool, recomp
 
 
 def covering(ranks: int) -> list[dict]:
-    """Every model and every layout of ``ranks`` ranks, each layout with two models and two of the rest."""
+    """Every layout of ``ranks`` ranks, each with two models and two of the rest."""
     cases = []
     for index, layout in enumerate(name for name, (n, _) in LAYOUTS.items() if n == ranks):
         models = [model for model, other in PAIRS if other == layout]
