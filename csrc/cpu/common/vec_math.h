@@ -94,7 +94,7 @@ inline Vec exp_in_range(Vec x) {
 // e^x; 0 where that would be subnormal, and no more than e^87.3, the end of float's range.
 inline Vec exp(Vec x) { return x < kExpLowest ? Vec{} : exp_in_range(clamp_for_exp(x)); }
 
-// 2^x for x <= 127, to about one unit in the last place; 0 below the smallest normal number, NaN for NaN.
+// 2^x for x <= 127, to about one unit in the last place; 0 below 2^-126.5, NaN for NaN.
 inline Vec exp2(Vec x) {
   constexpr float kLowest = -127.0f;
   constexpr float kRound = 12582912.0f + 127.0f;  // adding 1.5 · 2^23 rounds to an integer, in the lowest bits
