@@ -91,6 +91,7 @@ class _AttentionTiling(ctypes.Structure):
         ("has_sinks", ctypes.c_bool),
         ("window", ctypes.c_int64),
         ("per_core", ctypes.c_int32),
+        ("chunk", ctypes.c_int32),
     )
 
 
@@ -266,12 +267,11 @@ class AscendTwin:
         ``sinks`` are float32. ``options``: causal, scale, window, softcap, cu_seqlens_q, cu_seqlens_k.
         """
         tiling, ends_q, ends_k = _attention(q, k, v, **options)
-        per_block = max(1, self._size("twin_attention_queries", q.dtype, v.shape[2]))  # 0: the launcher will refuse
+        per_block, workspace = self._attention_sizes(_FORWARD, q.dtype, tiling)
         blocks = _query_blocks(ends_q, ends_k, query_offsets, per_block)
         tiling.blocks = len(blocks)
         out = q.new_empty(*q.shape[:2], v.shape[2])
         logsumexp = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
-        workspace = self._workspace("twin_attention_workspace", q.dtype, tiling)
         tensors = (q, k, v, blocks, sinks, out, logsumexp, workspace)
         self._call("twin_flash_attention_forward", _TYPES[q.dtype], *tensors, k.shape[0], ctypes.byref(tiling))
         return out, logsumexp
@@ -296,15 +296,14 @@ class AscendTwin:
         if grad_logsumexp is not None:
             delta -= grad_logsumexp.masked_fill(blind, 0.0)
         denominator = logsumexp.masked_fill(blind, torch.inf)
-        per_block = max(1, self._size("twin_attention_gradient_keys", q.dtype, q.shape[2], v.shape[2]))
-        workspace = self._workspace("twin_attention_gradient_workspace", q.dtype, tiling)
         grads = [torch.empty_like(t) for t in (q, k, v)]
-        tables = (
-            _query_blocks(ends_q, ends_k, query_offsets, _GRADIENT_QUERIES),
-            _key_blocks(ends_q, ends_k, query_offsets, per_block),
-        )
         reports = []
-        for blocks, outputs in zip(tables, ((grads[0], None, None), (None, grads[1], grads[2])), strict=True):
+        for kernel, table, outputs in (
+            (_QUERY_GRADIENT, _query_blocks, (grads[0], None, None)),
+            (_KEY_GRADIENT, _key_blocks, (None, grads[1], grads[2])),
+        ):
+            per_block, workspace = self._attention_sizes(kernel, q.dtype, tiling)
+            blocks = table(ends_q, ends_k, query_offsets, per_block)
             tiling.blocks = len(blocks)
             tensors = (q, k, v, grad_out, denominator, delta, blocks, *outputs, workspace)
             reference = ctypes.byref(tiling)
@@ -314,16 +313,20 @@ class AscendTwin:
         self.report = reports[0] + reports[1]
         return grads[0], grads[1], grads[2]
 
-    def _workspace(self, name: str, dtype: torch.dtype, tiling: _AttentionTiling) -> Tensor:
-        return torch.empty(self.blocks * self._size(name, dtype, ctypes.byref(tiling)), dtype=torch.uint8)
+    def _attention_sizes(self, kernel: int, dtype: torch.dtype, tiling: _AttentionTiling) -> tuple[int, Tensor]:
+        """Rows of a block, which ``tiling`` is told too, and workspaces for all blocks of cores."""
 
-    def _size(self, name: str, dtype: torch.dtype, *arguments: Any) -> int:
-        function = getattr(self._library, name)
-        function.restype = ctypes.c_int64
-        return function(*(_c(a) for a in (_TYPES[dtype], *arguments)))
+        def size(name: str) -> int:
+            function = getattr(self._library, name)
+            function.restype = ctypes.c_int64
+            return function(_TYPES[dtype], kernel, ctypes.byref(tiling))
+
+        per_block = max(1, size("twin_attention_rows"))  # 0: the launcher will refuse
+        workspace = torch.empty(self.blocks * size("twin_attention_workspace"), dtype=torch.uint8)
+        return per_block, workspace
 
 
-_GRADIENT_QUERIES = 64  # of a block: 2 * kGradientQueries of csrc/ascend/kernels/flash_attention_tiling.h
+_FORWARD, _QUERY_GRADIENT, _KEY_GRADIENT = range(3)  # AttentionKernel of csrc/ascend/kernels/flash_attention_tiling.h
 
 
 def _attention(

@@ -23,7 +23,7 @@ _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HALF = _TYPES[1:]
 _MAX_HIDDEN = 24 << 10  # kRmsNormMaxHidden of csrc/ascend/kernels/rms_norm_tiling.h
 _MAX_ROTARY_DIM, _MAX_HEAD_DIM = 1024, 2048  # kRotaryMaxDim of rotary_tiling.h; one head has to fit besides
-MAX_ATTENTION_DIM = {torch.float32: 320, torch.bfloat16: 432, torch.float16: 432}  # flash_attention_tiling.h, backward
+MAX_ATTENTION_DIM = {torch.float32: 592, torch.bfloat16: 720, torch.float16: 720}  # flash_attention_tiling.h, backward
 _MAX_STRIDE = 65535  # kMaxMatrixStride of tiling.h
 
 

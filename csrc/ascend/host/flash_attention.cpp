@@ -106,8 +106,8 @@ std::tuple<Tensor, Tensor> flash_attention_forward(const Tensor& q, const Tensor
                                                    optional<int64_t> window, optional<double> softcap) {
   const Attention in(q, k, v, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window, softcap);
   AttentionTiling tiling = in.tiling;
-  tiling.per_core = attention_queries(tiling.value_dim, in.q.element_size());
-  TORCH_CHECK(tiling.per_core > 0, "flash_attention: values of ", tiling.value_dim,
+  tiling.rows = attention_rows(AttentionKernel::kForward, tiling, in.q.element_size());
+  TORCH_CHECK(tiling.rows.per_core > 0, "flash_attention: values of ", tiling.value_dim,
               " elements are too large for the AscendC kernel");
   const Tensor wide_sinks = sinks ? sinks->to(at::kFloat).contiguous() : Tensor();
   tiling.has_sinks = sinks.has_value();
@@ -136,8 +136,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
     optional<int64_t> window, optional<double> softcap) {
   const Attention in(q, k, v, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window, softcap);
   AttentionTiling tiling = in.tiling;
-  tiling.per_core = attention_gradient_keys(tiling.head_dim, tiling.value_dim, in.q.element_size());
-  TORCH_CHECK(tiling.per_core > 0, "flash_attention: heads of ", tiling.head_dim, " and ", tiling.value_dim,
+  const AttentionRows query_rows = attention_rows(AttentionKernel::kQueryGradient, tiling, in.q.element_size());
+  const AttentionRows key_rows = attention_rows(AttentionKernel::kKeyGradient, tiling, in.q.element_size());
+  TORCH_CHECK(key_rows.per_core > 0, "flash_attention: heads of ", tiling.head_dim, " and ", tiling.value_dim,
               " elements are too large for the AscendC kernel");
   // dL/dlogit = p · (dL/dp − Σ dL/dout · out + dL/dlogsumexp), of queries that see something.
   Tensor delta = (grad_out.to(at::kFloat) * out.to(at::kFloat)).sum(-1).transpose(-1, -2);  // as logsumexp
@@ -154,8 +155,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
   const Tensor grad_q = in.empty(tiling.queries, tiling.num_heads, tiling.head_dim);
   const Tensor grad_k = in.empty(keys, tiling.num_kv_heads, tiling.head_dim);
   const Tensor grad_v = in.empty(keys, tiling.num_kv_heads, tiling.value_dim);
-  const std::vector<QueryBlock> query_table = in.query_blocks(2 * kGradientQueries);
-  const std::vector<KeyBlock> key_table = in.key_blocks(2 * tiling.per_core);
+  const std::vector<QueryBlock> query_table = in.query_blocks(2 * query_rows.per_core);
+  const std::vector<KeyBlock> key_table = in.key_blocks(2 * key_rows.per_core);
   const Tensor query_blocks = in.on_device(query_table), key_blocks = in.on_device(key_table);
   const int32_t cores = cube_cores();
   const Tensor memory = make_workspace(grad_q, cores * tiling.gradient_workspace_bytes(grad_q.element_size()));
@@ -170,14 +171,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
             workspace(memory)};
   };
   if (!query_table.empty()) {
-    tiling.blocks = int64_t(query_table.size());
+    tiling.blocks = int64_t(query_table.size()), tiling.rows = query_rows;
     enqueue("mindspeed_flash_attention_query_gradient", [=](void* stream) {
       launch_flash_attention_query_gradient({cores, stream}, type_of(grad), arguments(query_blocks),
                                             in.result("grad_q", grad_q), tiling);
     });
   }
   if (!key_table.empty()) {
-    tiling.blocks = int64_t(key_table.size());
+    tiling.blocks = int64_t(key_table.size()), tiling.rows = key_rows;
     enqueue("mindspeed_flash_attention_key_gradient", [=](void* stream) {
       launch_flash_attention_key_gradient({cores, stream}, type_of(grad), arguments(key_blocks),
                                           in.result("grad_k", grad_k), in.result("grad_v", grad_v), tiling);

@@ -7,6 +7,8 @@
 //   vector  P = exp(S − maximum), masked          → probabilities
 //   cube    P v                                   → products
 //   vector  sums = sums · exp(old − new maximum) + P v
+// A vector core works on its queries in chunks, for which its queues have two buffers each: the next chunk is on its
+// way in, and the last one on its way out, while one is computed with.
 #pragma once
 
 #include "common.h"
@@ -19,11 +21,16 @@ namespace mindspeed::ascend {
 // Flags between the cube core and its vector cores.
 constexpr uint16_t kScoresReady = 0, kProbabilitiesReady = 1, kProductsReady = 2;
 
-// Rows of a queue's buffer are not always filled to their end; what lies there is computed with, but goes nowhere.
-__aicore__ inline void FillQueue(TQue<TPosition::VECIN, 1>& queue, int32_t count) {
-  LocalTensor<float> local = queue.AllocTensor<float>();
-  Duplicate(local, 0.0f, count);
-  queue.FreeTensor(local);
+// Of what a vector core works on while the next chunk is copied in.
+using ChunkQueue = TQue<TPosition::VECIN, 2>;
+
+// Rows of a queue's buffers are not always filled to their end; what lies there is computed with, but goes nowhere.
+__aicore__ inline void FillQueue(ChunkQueue& queue, int32_t count) {
+  LocalTensor<float> first = queue.AllocTensor<float>(), second = queue.AllocTensor<float>();
+  Duplicate(first, 0.0f, count);
+  Duplicate(second, 0.0f, count);
+  queue.FreeTensor(first);
+  queue.FreeTensor(second);
 }
 
 // A workspace's parts.
@@ -111,6 +118,26 @@ class AttentionCube {
   GlobalTensor<int64_t> blocks_;
 };
 
+// What a vector core takes of a task: some of the block's queries, `rows` from its row `first`.
+struct VectorTask {
+  QueryBlock block;
+  KeyRange keys;
+  int64_t head, first;
+  int32_t rows;  // at most 0: nothing
+
+  __aicore__ inline VectorTask(const AttentionTiling& tiling, const GlobalTensor<int64_t>& blocks, int64_t task)
+      : block(ReadQueryBlock(blocks, task / tiling.num_heads)),
+        keys(tiling, block),
+        head(task % tiling.num_heads),
+        first(GetSubBlockIdx() * tiling.rows.per_core),
+        rows(int32_t(smaller<int64_t>(tiling.rows.per_core, block.queries - first))) {}
+
+  __aicore__ inline int64_t Key(int64_t tile) const { return keys.begin + tile * kAttentionKeys; }
+  __aicore__ inline int32_t Columns(int64_t tile) const {
+    return int32_t(smaller<int64_t>(kAttentionKeys, keys.end - Key(tile)));
+  }
+};
+
 // The softmax of one of a block's vector cores.
 template <class T>
 class AttentionVector {
@@ -123,99 +150,117 @@ class AttentionVector {
     logsumexp_.SetGlobalBuffer(reinterpret_cast<__gm__ float*>(logsumexp));
     blocks_ = GlobalOf<int64_t>(blocks, 5 * tiling.blocks);
     workspace_.Init(workspace, tiling, GetBlockIdx() / GetSubBlockNum());
-    width_ = int32_t(round_up(tiling.value_dim, kRowElements));
-    const int32_t rows = tiling.per_core, numbers = 8 * rows;
-    pipe_.InitBuffer(scoresQueue_, 1, rows * kAttentionKeys * sizeof(float));
-    pipe_.InitBuffer(probabilitiesQueue_, 1, rows * kAttentionKeys * sizeof(T));
-    pipe_.InitBuffer(productsQueue_, 1, rows * width_ * sizeof(float));
-    pipe_.InitBuffer(outQueue_, 1, rows * width_ * sizeof(T));
-    pipe_.InitBuffer(logsumexpQueue_, 1, rows * sizeof(float));
-    pipe_.InitBuffer(memory_, (rows * width_ + numbers + numbers + kFloatsPerBlock) * sizeof(float));
+    width_ = int32_t(round_up(tiling.value_dim, kRowElements)), chunk_ = tiling.rows.chunk;
+    const int32_t rows = tiling.rows.per_core, numbers = 4 + kFloatsPerBlock;
+    pipe_.InitBuffer(scoresQueue_, 2, chunk_ * kAttentionKeys * sizeof(float));
+    pipe_.InitBuffer(probabilitiesQueue_, 2, chunk_ * kAttentionKeys * sizeof(T));
+    pipe_.InitBuffer(productsQueue_, 2, chunk_ * width_ * sizeof(float));
+    pipe_.InitBuffer(outQueue_, 2, chunk_ * width_ * sizeof(T));
+    pipe_.InitBuffer(logsumexpQueue_, 2, chunk_ * sizeof(float));
+    pipe_.InitBuffer(memory_, (rows * (width_ + 2) + chunk_ * numbers + kFloatsPerBlock) * sizeof(float));
     sums_ = memory_.Get<float>();
-    maximum_ = sums_[rows * width_], newMaximum_ = maximum_[rows], shrink_ = newMaximum_[rows];
-    total_ = shrink_[rows], tileNumbers_ = total_[rows], temporaries_ = tileNumbers_[rows];
-    factors_ = maximum_[numbers], ones_ = factors_[numbers];
-    FillQueue(scoresQueue_, rows * kAttentionKeys);
-    FillQueue(productsQueue_, rows * width_);
-    Duplicate(tileNumbers_, 0.0f, rows);
+    maximum_ = sums_[rows * width_], total_ = maximum_[rows], newMaximum_ = total_[rows];
+    shrink_ = newMaximum_[chunk_], tileNumbers_ = shrink_[chunk_], temporaries_ = tileNumbers_[chunk_];
+    factors_ = temporaries_[chunk_], ones_ = factors_[chunk_ * kFloatsPerBlock];
+    FillQueue(scoresQueue_, chunk_ * kAttentionKeys);
+    FillQueue(productsQueue_, chunk_ * width_);
+    Duplicate(tileNumbers_, 0.0f, chunk_);
     Duplicate(ones_, 1.0f, kFloatsPerBlock);
   }
 
   __aicore__ inline void Process() {
-    for (int64_t task = GetBlockIdx() / GetSubBlockNum(); task < tiling_.blocks * tiling_.num_heads;
-         task += GetBlockNum()) {
-      const QueryBlock block = ReadQueryBlock(blocks_, task / tiling_.num_heads);
-      const KeyRange keys(tiling_, block);
-      const int64_t first = GetSubBlockIdx() * tiling_.per_core;
-      const int32_t rows = int32_t(larger<int64_t>(0, smaller<int64_t>(tiling_.per_core, block.queries - first)));
-      Start(task % tiling_.num_heads);
-      for (int64_t tile = 0; tile < keys.tiles(); ++tile) {
-        CrossCoreWaitFlag(kScoresReady);
-        if (rows > 0) Softmax(block, keys, first, rows, tile);
+    for (int64_t index = GetBlockIdx() / GetSubBlockNum(); index < tiling_.blocks * tiling_.num_heads;
+         index += GetBlockNum()) {
+      const VectorTask task(tiling_, blocks_, index);
+      const int64_t tiles = task.keys.tiles();
+      Start(task.head);
+      if (tiles > 0) AwaitScores(task, 0);
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        Probabilities(task, tile);
         CrossCoreSetFlag<2, PIPE_MTE3>(kProbabilitiesReady);
+        if (tile + 1 < tiles) AwaitScores(task, tile + 1);
         CrossCoreWaitFlag(kProductsReady);
-        if (rows > 0) AddProducts(first, rows);
+        AddProducts(task);
       }
-      if (rows > 0) Finish(block, task % tiling_.num_heads, first, rows);
+      Finish(task);
     }
   }
 
  private:
   __aicore__ inline int32_t Padded(int32_t rows) const { return int32_t(round_up(rows, kFloatsPerBlock)); }
 
+  // Rows of the chunk that begins with this one.
+  __aicore__ inline int32_t Rows(const VectorTask& task, int32_t row) const { return smaller(chunk_, task.rows - row); }
+
   // A sink is a first logit, without a value.
   __aicore__ inline void Start(int64_t head) {
     const float sink = tiling_.has_sinks ? sinks_.GetValue(head) : kNoMaximum;
     const bool counts = sink > kNoMaximum;
     PipeBarrier<PIPE_V>();  // the task before this one still uses them
-    Duplicate(sums_, 0.0f, tiling_.per_core * width_);
-    Duplicate(maximum_, counts ? sink : kNoMaximum, tiling_.per_core);
-    Duplicate(total_, counts ? 1.0f : 0.0f, tiling_.per_core);
+    Duplicate(sums_, 0.0f, tiling_.rows.per_core * width_);
+    Duplicate(maximum_, counts ? sink : kNoMaximum, tiling_.rows.per_core);
+    Duplicate(total_, counts ? 1.0f : 0.0f, tiling_.rows.per_core);
     PipeBarrier<PIPE_V>();
   }
 
-  __aicore__ inline void Softmax(const QueryBlock& block, const KeyRange& keys, int64_t first, int32_t rows,
-                                 int64_t tile) {
-    const int64_t key = keys.begin + tile * kAttentionKeys;
-    const int32_t columns = int32_t(smaller<int64_t>(kAttentionKeys, keys.end - key)), count = rows * kAttentionKeys;
+  // The cube core is one tile ahead: a tile's first chunk comes in while the tile before it is finished.
+  __aicore__ inline void AwaitScores(const VectorTask& task, int64_t tile) {
+    CrossCoreWaitFlag(kScoresReady);
+    if (task.rows > 0) LoadScores(task, tile, 0);
+  }
+
+  __aicore__ inline void LoadScores(const VectorTask& task, int64_t tile, int32_t row) {
     LocalTensor<float> scores = scoresQueue_.AllocTensor<float>();
-    CopyRowsIn(scores, workspace_.scores[tile % 2 * tiling_.scores() + first * kAttentionKeys], rows, columns,
-               kAttentionKeys, kAttentionKeys);
+    CopyRowsIn(scores, workspace_.scores[tile % 2 * tiling_.scores() + (task.first + row) * kAttentionKeys],
+               Rows(task, row), task.Columns(tile), kAttentionKeys, kAttentionKeys);
     scoresQueue_.EnQue(scores);
-    scores = scoresQueue_.DeQue<float>();
+  }
+
+  __aicore__ inline void Probabilities(const VectorTask& task, int64_t tile) {
+    for (int32_t row = 0; row < task.rows; row += chunk_) {
+      if (row + chunk_ < task.rows) LoadScores(task, tile, row + chunk_);
+      Softmax(task, tile, row);
+    }
+  }
+
+  // Of a chunk: stores its probabilities, and brings its maxima, totals and sums to their maxima with this tile.
+  __aicore__ inline void Softmax(const VectorTask& task, int64_t tile, int32_t row) {
+    const int32_t rows = Rows(task, row), columns = task.Columns(tile), count = rows * kAttentionKeys;
+    const LocalTensor<float> total = total_[row];
+    LocalTensor<float> scores = scoresQueue_.DeQue<float>();
     ScoresToLogits(tiling_, scores, ones_, count);
-    MaskScores(tiling_, scores, block.position + first - key, rows, columns);
+    MaskScores(tiling_, scores, task.block.position + task.first + row - task.Key(tile), rows, columns);
     for (int32_t r = 0; r < rows; ++r) {
       ReduceMax(tileNumbers_[r], scores[r * kAttentionKeys], factors_[r * kFloatsPerBlock], columns);
     }
     PipeBarrier<PIPE_V>();
-    UpdateMaximum(Padded(rows));
+    UpdateMaximum(maximum_[row], Padded(rows));
     SubtractFromRows(scores, factors_, rows, kAttentionKeys);
     PipeBarrier<PIPE_V>();
     Exp(scores, scores, count);
     PipeBarrier<PIPE_V>();
-    StoreProbabilities(scores, first, rows, columns);
+    StoreProbabilities(scores, task.first + row, rows, columns);
     for (int32_t r = 0; r < rows; ++r) {
       ReduceSum(tileNumbers_[r], scores[r * kAttentionKeys], temporaries_, columns);
     }
     scoresQueue_.FreeTensor(scores);
-    Mul(total_, total_, shrink_, Padded(rows));
+    Mul(total, total, shrink_, Padded(rows));
     PipeBarrier<PIPE_V>();
-    Add(total_, total_, tileNumbers_, Padded(rows));
+    Add(total, total, tileNumbers_, Padded(rows));
     Broadcast(factors_, shrink_, Padded(rows));
     PipeBarrier<PIPE_V>();
-    ScaleRows(sums_, factors_, rows, width_);
+    ScaleRows(sums_[row * width_], factors_, rows, width_);
   }
 
   // Of tileNumbers: the new maximum of each row, its blocks in factors, and what the old sums are worth now in shrink.
-  __aicore__ inline void UpdateMaximum(int32_t rows) {
-    Max(newMaximum_, maximum_, tileNumbers_, rows);
+  __aicore__ inline void UpdateMaximum(const LocalTensor<float>& maximum, int32_t rows) {
+    Max(newMaximum_, maximum, tileNumbers_, rows);
     PipeBarrier<PIPE_V>();
-    Sub(shrink_, maximum_, newMaximum_, rows);
+    Sub(shrink_, maximum, newMaximum_, rows);
     Broadcast(factors_, newMaximum_, rows);
     PipeBarrier<PIPE_V>();
     Exp(shrink_, shrink_, rows);
-    Muls(maximum_, newMaximum_, 1.0f, rows);
+    Muls(maximum, newMaximum_, 1.0f, rows);
   }
 
   __aicore__ inline void StoreProbabilities(const LocalTensor<float>& scores, int64_t first, int32_t rows,
@@ -229,57 +274,72 @@ class AttentionVector {
     probabilitiesQueue_.FreeTensor(probabilities);
   }
 
-  __aicore__ inline void AddProducts(int64_t first, int32_t rows) {
+  __aicore__ inline void LoadProducts(const VectorTask& task, int32_t row) {
+    const int64_t dim = tiling_.value_dim;
     LocalTensor<float> products = productsQueue_.AllocTensor<float>();
-    CopyRowsIn(products, workspace_.products[first * tiling_.value_dim], rows, int32_t(tiling_.value_dim), width_,
-               tiling_.value_dim);
+    CopyRowsIn(products, workspace_.products[(task.first + row) * dim], Rows(task, row), int32_t(dim), width_, dim);
     productsQueue_.EnQue(products);
-    products = productsQueue_.DeQue<float>();
+  }
+
+  __aicore__ inline void AddProducts(const VectorTask& task) {
+    if (task.rows <= 0) return;
+    LoadProducts(task, 0);
     PipeBarrier<PIPE_V>();
-    Add(sums_, sums_, products, rows * width_);
-    productsQueue_.FreeTensor(products);
+    for (int32_t row = 0; row < task.rows; row += chunk_) {
+      if (row + chunk_ < task.rows) LoadProducts(task, row + chunk_);
+      LocalTensor<float> products = productsQueue_.DeQue<float>();
+      Add(sums_[row * width_], sums_[row * width_], products, Rows(task, row) * width_);
+      productsQueue_.FreeTensor(products);
+    }
   }
 
   // out = sums / total, logsumexp = maximum + ln(total). A row that has seen nothing has total 0: out 0, logsumexp −∞.
-  __aicore__ inline void Finish(const QueryBlock& block, int64_t head, int64_t first, int32_t rows) {
-    const int32_t numbers = Padded(rows);
-    LocalTensor<float> logsumexp = logsumexpQueue_.AllocTensor<float>();
-    Ln(logsumexp, total_, numbers);
-    Maxs(shrink_, total_, 1e-30f, numbers);
-    Duplicate(newMaximum_, 1.0f, numbers);
-    PipeBarrier<PIPE_V>();
-    Add(logsumexp, logsumexp, maximum_, numbers);
-    Div(shrink_, newMaximum_, shrink_, numbers);
-    PipeBarrier<PIPE_V>();
-    Broadcast(factors_, shrink_, numbers);
-    PipeBarrier<PIPE_V>();
-    ScaleRows(sums_, factors_, rows, width_);
-    PipeBarrier<PIPE_V>();
+  __aicore__ inline void Finish(const VectorTask& task) {
+    for (int32_t row = 0; row < task.rows; row += chunk_) {
+      const int32_t rows = Rows(task, row), numbers = Padded(rows);
+      LocalTensor<float> logsumexp = logsumexpQueue_.AllocTensor<float>();
+      Ln(logsumexp, total_[row], numbers);
+      Maxs(shrink_, total_[row], 1e-30f, numbers);
+      Duplicate(newMaximum_, 1.0f, numbers);
+      PipeBarrier<PIPE_V>();
+      Add(logsumexp, logsumexp, maximum_[row], numbers);
+      Div(shrink_, newMaximum_, shrink_, numbers);
+      PipeBarrier<PIPE_V>();
+      Broadcast(factors_, shrink_, numbers);
+      logsumexpQueue_.EnQue(logsumexp);
+      PipeBarrier<PIPE_V>();
+      ScaleRows(sums_[row * width_], factors_, rows, width_);
+      PipeBarrier<PIPE_V>();
+      Store(task, row, rows);
+    }
+  }
+
+  __aicore__ inline void Store(const VectorTask& task, int32_t row, int32_t rows) {
+    const int64_t at = task.block.query + task.first + row, dim = tiling_.value_dim, stride = tiling_.num_heads * dim;
     LocalTensor<T> out = outQueue_.template AllocTensor<T>();
-    Narrow(out, sums_, rows * width_);
+    Narrow(out, sums_[row * width_], rows * width_);
     outQueue_.EnQue(out);
-    logsumexpQueue_.EnQue(logsumexp);
-    out = outQueue_.template DeQue<T>(), logsumexp = logsumexpQueue_.DeQue<float>();
-    const int64_t row = block.query + first, stride = tiling_.num_heads * tiling_.value_dim;
-    CopyRowsOut(out_[row * stride + head * tiling_.value_dim], out, rows, int32_t(tiling_.value_dim), width_, stride);
-    CopyRowsOut(logsumexp_[head * tiling_.queries + row], logsumexp, 1, rows, numbers, rows);
+    out = outQueue_.template DeQue<T>();
+    CopyRowsOut(out_[at * stride + task.head * dim], out, rows, int32_t(dim), width_, stride);
     outQueue_.FreeTensor(out);
+    LocalTensor<float> logsumexp = logsumexpQueue_.DeQue<float>();
+    CopyRowsOut(logsumexp_[task.head * tiling_.queries + at], logsumexp, 1, rows, Padded(rows), rows);
     logsumexpQueue_.FreeTensor(logsumexp);
   }
 
   AttentionTiling tiling_;
-  int32_t width_;  // of a row of values in local memory
+  int32_t width_, chunk_;  // of a row of values in local memory; rows of a chunk
   TPipe pipe_;
-  TQue<TPosition::VECIN, 1> scoresQueue_, productsQueue_;
+  ChunkQueue scoresQueue_, productsQueue_;
   TQue<TPosition::VECOUT, 1> probabilitiesQueue_, outQueue_, logsumexpQueue_;
   TBuf<TPosition::VECCALC> memory_;
   AttentionWorkspace<T> workspace_;
   GlobalTensor<T> out_;
   GlobalTensor<float> sinks_, logsumexp_;
   GlobalTensor<int64_t> blocks_;
-  // Sums of values, and numbers of each row: its maximum, the next one, exp(old − new maximum), the sum of its
-  // exponentials, something of the current tile. factors: numbers in blocks. A block of ones.
-  LocalTensor<float> sums_, maximum_, newMaximum_, shrink_, total_, tileNumbers_, temporaries_, factors_, ones_;
+  // Of each row: sums of values, its maximum, the sum of its exponentials. Of each row of a chunk: the next maximum,
+  // exp(old − new maximum), something of the current tile; factors: numbers in blocks. A block of ones.
+  LocalTensor<float> sums_, maximum_, total_, newMaximum_, shrink_, tileNumbers_, temporaries_, factors_, ones_;
 };
 
 // q [queries, num_heads, head_dim], k and v [keys, num_kv_heads, head_dim or value_dim], out [queries, num_heads,

@@ -7,7 +7,10 @@
 // Two kernels go over the same tiles: one along the keys of some queries, which sums grad_q, and one along the queries
 // of some keys, which sums grad_k and grad_v. That computes scores twice, but no two cores add to the same place: the
 // results do not depend on their order. In a tile the cores meet three times:
-//   cube    scores = q kᵀ, gradients = grad_out vᵀ    vector  p and ds    cube  their products    vector  adds them up
+//   cube    scores = q kᵀ, gradients = grad_out vᵀ, one tile ahead
+//   vector  p and ds, chunk by chunk as in forward
+//   cube    their products
+//   vector  adds them up
 #pragma once
 
 #include "flash_attention.h"
@@ -16,15 +19,17 @@ namespace mindspeed::ascend {
 
 template <class T>
 struct GradientWorkspace {
-  GlobalTensor<float> scores, gradients, first, second;  // products: grad_q or grad_k, and grad_v
+  static constexpr int64_t kSize = kAttentionKeys * kAttentionKeys;
+
+  GlobalTensor<float> scores, gradients;  // of two tiles
+  GlobalTensor<float> first, second;      // products: grad_q or grad_k, and grad_v
   GlobalTensor<T> probabilities, scoreGradients;
 
   __aicore__ inline void Init(GM_ADDR workspace, const AttentionTiling& tiling, int64_t block) {
-    constexpr int64_t kSize = kAttentionKeys * kAttentionKeys;
     const int64_t products = tiling.gradient_products();
     GM_ADDR at = workspace + block * tiling.gradient_workspace_bytes(sizeof(T));
-    scores = GlobalOf<float>(at, kSize), gradients = GlobalOf<float>(at + 4 * kSize, kSize);
-    at += 8 * kSize;
+    scores = GlobalOf<float>(at, 2 * kSize), gradients = GlobalOf<float>(at + 8 * kSize, 2 * kSize);
+    at += 16 * kSize;
     first = GlobalOf<float>(at, products), second = GlobalOf<float>(at + 4 * products, products);
     at += 8 * products;
     probabilities = GlobalOf<T>(at, kSize), scoreGradients = GlobalOf<T>(at + sizeof(T) * kSize, kSize);
@@ -42,6 +47,7 @@ struct GradientTile {
   int32_t queries, keys;
   int64_t head, kvHead;
   int64_t position;  // the key of the tile at which its first query sits
+  int64_t half;      // of the workspace for scores
 };
 
 template <class T>
@@ -57,12 +63,11 @@ class GradientCube {
     matmul_.Init(pipe_);
   }
 
-  __aicore__ inline void Scores(const GradientTile& tile) {
-    matmul_.Multiply(Query(tile, false), Key(tile, true), workspace_.scores, kAttentionKeys, tile.queries, tile.keys,
-                     tiling_.head_dim);
-    matmul_.Multiply(GradOut(tile, 0, false), Value(tile, true), workspace_.gradients, kAttentionKeys, tile.queries,
-                     tile.keys, tiling_.value_dim);
-    CrossCoreSetFlag<2, PIPE_FIX>(kScoresReady);
+  // The scores of the tile after this one, and before the first tile its own: the vector cores are one tile behind.
+  template <class Task>
+  __aicore__ inline void Scores(const Task& task, int64_t tile) {
+    if (tile == 0) Scores(task.Tile(0));
+    if (tile + 1 < task.Tiles()) Scores(task.Tile(tile + 1));
   }
 
   __aicore__ inline void QueryProducts(const GradientTile& tile) {
@@ -95,6 +100,15 @@ class GradientCube {
   }
 
  private:
+  __aicore__ inline void Scores(const GradientTile& tile) {
+    const int64_t at = tile.half * workspace_.kSize;
+    matmul_.Multiply(Query(tile, false), Key(tile, true), workspace_.scores[at], kAttentionKeys, tile.queries,
+                     tile.keys, tiling_.head_dim);
+    matmul_.Multiply(GradOut(tile, 0, false), Value(tile, true), workspace_.gradients[at], kAttentionKeys, tile.queries,
+                     tile.keys, tiling_.value_dim);
+    CrossCoreSetFlag<2, PIPE_FIX>(kScoresReady);
+  }
+
   __aicore__ inline int32_t Columns(int64_t dim, int64_t column) const {
     return int32_t(smaller<int64_t>(kTile, dim - column));
   }
@@ -126,71 +140,43 @@ class GradientCube {
 template <class T>
 class GradientVector {
  public:
-  // Sums of up to `sums` rows of one or two widths (0: none).
-  __aicore__ inline void Init(const GradientArguments& a, const AttentionTiling& tiling, int32_t sums, int64_t firstDim,
-                              int64_t secondDim) {
+  // Of tiles of which this core takes `queries` queries; with sums of one width, of grad_q, or two (0: none).
+  __aicore__ inline void Init(const GradientArguments& a, const AttentionTiling& tiling, int32_t queries,
+                              int64_t firstDim, int64_t secondDim) {
     tiling_ = tiling;
     logsumexp_ = GlobalOf<float>(a.logsumexp, tiling.num_heads * tiling.queries);
     delta_ = GlobalOf<float>(a.delta, tiling.num_heads * tiling.queries);
     workspace_.Init(a.workspace, tiling, GetBlockIdx() / GetSubBlockNum());
     firstWidth_ = int32_t(round_up(firstDim, kRowElements)), secondWidth_ = int32_t(round_up(secondDim, kRowElements));
-    constexpr int32_t kRows = kGradientQueries, kElements = kRows * kAttentionKeys;
-    const int32_t widest = larger(firstWidth_, secondWidth_);
-    pipe_.InitBuffer(scoresQueue_, 1, kElements * sizeof(float));
-    pipe_.InitBuffer(gradientsQueue_, 1, kElements * sizeof(float));
-    pipe_.InitBuffer(numbersQueue_, 1, 2 * kRows * sizeof(float));
-    pipe_.InitBuffer(probabilitiesQueue_, 1, kElements * sizeof(T));
-    pipe_.InitBuffer(scoreGradientsQueue_, 1, kElements * sizeof(T));
-    pipe_.InitBuffer(productsQueue_, 1, sums * widest * sizeof(float));
-    pipe_.InitBuffer(outQueue_, 1, sums * widest * sizeof(T));
-    const int32_t numbers = kRows * kFloatsPerBlock;
+    queries_ = queries, chunk_ = tiling.rows.chunk, elements_ = chunk_ * kAttentionKeys;
+    const int32_t widest = larger(firstWidth_, secondWidth_), sums = tiling.rows.per_core;
+    pipe_.InitBuffer(scoresQueue_, 2, (2 * elements_ + 2 * chunk_) * sizeof(float));
+    if (secondDim > 0) pipe_.InitBuffer(probabilitiesQueue_, 2, elements_ * sizeof(T));
+    pipe_.InitBuffer(scoreGradientsQueue_, 2, elements_ * sizeof(T));
+    pipe_.InitBuffer(productsQueue_, 2, chunk_ * widest * sizeof(float));
+    pipe_.InitBuffer(outQueue_, 2, chunk_ * widest * sizeof(T));
+    const int32_t numbers = chunk_ * kFloatsPerBlock;
     pipe_.InitBuffer(memory_, (sums * (firstWidth_ + secondWidth_) + 2 * numbers + kFloatsPerBlock) * sizeof(float));
     firstSums_ = memory_.Get<float>(), secondSums_ = firstSums_[sums * firstWidth_];
     logsumexpBlocks_ = secondSums_[sums * secondWidth_], deltaBlocks_ = logsumexpBlocks_[numbers];
     ones_ = deltaBlocks_[numbers];
     Duplicate(ones_, 1.0f, kFloatsPerBlock);
-    sums_ = sums;
-    FillQueue(scoresQueue_, kElements);
-    FillQueue(gradientsQueue_, kElements);
-    FillQueue(productsQueue_, sums * widest);
+    FillQueue(scoresQueue_, 2 * elements_);
+    FillQueue(productsQueue_, chunk_ * widest);
   }
 
   __aicore__ inline void Start() {
     PipeBarrier<PIPE_V>();  // the task before this one still uses them
-    Duplicate(firstSums_, 0.0f, sums_ * (firstWidth_ + secondWidth_));
+    Duplicate(firstSums_, 0.0f, tiling_.rows.per_core * (firstWidth_ + secondWidth_));
     PipeBarrier<PIPE_V>();
   }
 
-  // p, if it is needed, and ds of this core's half of a tile's queries.
-  __aicore__ inline void Softmax(const GradientTile& tile, bool storeProbabilities) {
-    CrossCoreWaitFlag(kScoresReady);
-    const int32_t first = int32_t(GetSubBlockIdx() * kGradientQueries), count = kGradientQueries * kAttentionKeys;
-    const int32_t rows = smaller(kGradientQueries, tile.queries - first);
-    if (rows > 0) {
-      LoadNumbers(tile.head * tiling_.queries + tile.query + first, rows);
-      LocalTensor<float> scores = LoadTile(scoresQueue_, workspace_.scores, first, rows, tile.keys);
-      LocalTensor<float> gradients = LoadTile(gradientsQueue_, workspace_.gradients, first, rows, tile.keys);
-      PipeBarrier<PIPE_V>();
-      SubtractFromRows(gradients, deltaBlocks_, rows, kAttentionKeys);
-      ScoresToLogits(tiling_, scores, gradients, ones_, count);
-      MaskScores(tiling_, scores, tile.position + first, rows, tile.keys);
-      SubtractFromRows(scores, logsumexpBlocks_, rows, kAttentionKeys);
-      PipeBarrier<PIPE_V>();
-      Exp(scores, scores, count);
-      PipeBarrier<PIPE_V>();
-      if (storeProbabilities) Store(probabilitiesQueue_, workspace_.probabilities, scores, first, rows, tile.keys);
-      Mul(gradients, gradients, scores, count);
-      PipeBarrier<PIPE_V>();
-      Muls(gradients, gradients, tiling_.softcap == 0 ? tiling_.scale : 4 * tiling_.scale, count);
-      PipeBarrier<PIPE_V>();
-      Store(scoreGradientsQueue_, workspace_.scoreGradients, gradients, first, rows, tile.keys);
-      scoresQueue_.FreeTensor(scores);
-      gradientsQueue_.FreeTensor(gradients);
-      CrossCoreSetFlag<2, PIPE_MTE3>(kProbabilitiesReady);
-    } else {
-      // Nothing was stored, but the products of the tile before this one must have been read: the cube overwrites them.
-      CrossCoreSetFlag<2, PIPE_MTE2>(kProbabilitiesReady);
-    }
+  // p, if it is needed (for grad_v), and ds of this core's queries of a tile. Its products are there at the end.
+  template <class Task>
+  __aicore__ inline void Softmax(const Task& task, int64_t tile) {
+    if (tile == 0) AwaitScores(task.Tile(0));
+    Probabilities(task.Tile(tile));
+    if (tile + 1 < task.Tiles()) AwaitScores(task.Tile(tile + 1));
     CrossCoreWaitFlag(kProductsReady);
   }
 
@@ -210,25 +196,69 @@ class GradientVector {
   }
 
  private:
-  // The logsumexp and delta of some rows, in blocks.
-  __aicore__ inline void LoadNumbers(int64_t at, int32_t rows) {
-    const int32_t padded = int32_t(round_up(rows, kFloatsPerBlock));
-    LocalTensor<float> numbers = numbersQueue_.AllocTensor<float>();
-    CopyRowsIn(numbers, logsumexp_[at], 1, rows, padded, rows);
-    CopyRowsIn(numbers[kGradientQueries], delta_[at], 1, rows, padded, rows);
-    numbersQueue_.EnQue(numbers);
-    numbers = numbersQueue_.DeQue<float>();
-    Broadcast(logsumexpBlocks_, numbers, padded);
-    Broadcast(deltaBlocks_, numbers[kGradientQueries], padded);
-    numbersQueue_.FreeTensor(numbers);
+  // This core's first query of a tile, and how many it has (at most 0: none).
+  __aicore__ inline int32_t FirstQuery() const { return int32_t(GetSubBlockIdx()) * queries_; }
+  __aicore__ inline int32_t Queries(const GradientTile& tile) const {
+    return smaller(queries_, tile.queries - FirstQuery());
   }
 
-  __aicore__ inline LocalTensor<float> LoadTile(TQue<TPosition::VECIN, 1>& queue, const GlobalTensor<float>& from,
-                                                int32_t first, int32_t rows, int32_t columns) {
-    LocalTensor<float> tile = queue.AllocTensor<float>();
-    CopyRowsIn(tile, from[first * kAttentionKeys], rows, columns, kAttentionKeys, kAttentionKeys);
-    queue.EnQue(tile);
-    return queue.DeQue<float>();
+  // The cube core is one tile ahead: a tile's first chunk comes in while the tile before it is finished.
+  __aicore__ inline void AwaitScores(const GradientTile& tile) {
+    CrossCoreWaitFlag(kScoresReady);
+    if (Queries(tile) > 0) LoadScores(tile, 0);
+  }
+
+  // A chunk's scores, their gradients, and the logsumexp and delta of its queries.
+  __aicore__ inline void LoadScores(const GradientTile& tile, int32_t row) {
+    const int32_t rows = smaller(chunk_, Queries(tile) - row), first = FirstQuery() + row;
+    const int64_t at = tile.half * workspace_.kSize + first * kAttentionKeys;
+    const int64_t query = tile.head * tiling_.queries + tile.query + first;
+    const int32_t padded = int32_t(round_up(rows, kFloatsPerBlock));
+    LocalTensor<float> scores = scoresQueue_.AllocTensor<float>();
+    const LocalTensor<float> numbers = scores[2 * elements_];
+    CopyRowsIn(scores, workspace_.scores[at], rows, tile.keys, kAttentionKeys, kAttentionKeys);
+    CopyRowsIn(scores[elements_], workspace_.gradients[at], rows, tile.keys, kAttentionKeys, kAttentionKeys);
+    CopyRowsIn(numbers, logsumexp_[query], 1, rows, padded, rows);
+    CopyRowsIn(numbers[chunk_], delta_[query], 1, rows, padded, rows);
+    scoresQueue_.EnQue(scores);
+  }
+
+  __aicore__ inline void Probabilities(const GradientTile& tile) {
+    const int32_t queries = Queries(tile);
+    for (int32_t row = 0; row < queries; row += chunk_) {
+      if (row + chunk_ < queries) LoadScores(tile, row + chunk_);
+      ChunkProbabilities(tile, row);
+    }
+    if (queries > 0) {
+      CrossCoreSetFlag<2, PIPE_MTE3>(kProbabilitiesReady);
+    } else {
+      // Nothing was stored, but the products of the tile before this one must have been read: the cube overwrites them.
+      CrossCoreSetFlag<2, PIPE_MTE2>(kProbabilitiesReady);
+    }
+  }
+
+  __aicore__ inline void ChunkProbabilities(const GradientTile& tile, int32_t row) {
+    const int32_t rows = smaller(chunk_, Queries(tile) - row), first = FirstQuery() + row;
+    const int32_t count = rows * kAttentionKeys, padded = int32_t(round_up(rows, kFloatsPerBlock));
+    LocalTensor<float> scores = scoresQueue_.DeQue<float>();
+    const LocalTensor<float> gradients = scores[elements_], numbers = scores[2 * elements_];
+    Broadcast(logsumexpBlocks_, numbers, padded);
+    Broadcast(deltaBlocks_, numbers[chunk_], padded);
+    PipeBarrier<PIPE_V>();
+    SubtractFromRows(gradients, deltaBlocks_, rows, kAttentionKeys);
+    ScoresToLogits(tiling_, scores, gradients, ones_, count);
+    MaskScores(tiling_, scores, tile.position + first, rows, tile.keys);
+    SubtractFromRows(scores, logsumexpBlocks_, rows, kAttentionKeys);
+    PipeBarrier<PIPE_V>();
+    Exp(scores, scores, count);
+    PipeBarrier<PIPE_V>();
+    if (secondWidth_ > 0) Store(probabilitiesQueue_, workspace_.probabilities, scores, first, rows, tile.keys);
+    Mul(gradients, gradients, scores, count);
+    PipeBarrier<PIPE_V>();
+    Muls(gradients, gradients, tiling_.softcap == 0 ? tiling_.scale : 4 * tiling_.scale, count);
+    PipeBarrier<PIPE_V>();
+    Store(scoreGradientsQueue_, workspace_.scoreGradients, gradients, first, rows, tile.keys);
+    scoresQueue_.FreeTensor(scores);
   }
 
   __aicore__ inline void Store(TQue<TPosition::VECOUT, 1>& queue, const GlobalTensor<T>& to,
@@ -241,31 +271,45 @@ class GradientVector {
     queue.FreeTensor(narrow);
   }
 
-  __aicore__ inline void AddProducts(const LocalTensor<float>& sums, const GlobalTensor<float>& from, int32_t rows,
-                                     int64_t dim, int32_t width) {
+  __aicore__ inline void LoadProducts(const GlobalTensor<float>& from, int32_t rows, int64_t dim, int32_t width) {
     LocalTensor<float> products = productsQueue_.AllocTensor<float>();
     CopyRowsIn(products, from, rows, int32_t(dim), width, dim);
     productsQueue_.EnQue(products);
-    products = productsQueue_.DeQue<float>();  // its one buffer came back after the last addition
-    Add(sums, sums, products, rows * width);
-    productsQueue_.FreeTensor(products);
+  }
+
+  __aicore__ inline void AddProducts(const LocalTensor<float>& sums, const GlobalTensor<float>& from, int32_t rows,
+                                     int64_t dim, int32_t width) {
+    LoadProducts(from, smaller(chunk_, rows), dim, width);
+    for (int32_t row = 0; row < rows; row += chunk_) {
+      const int32_t next = row + chunk_;
+      if (next < rows) LoadProducts(from[next * dim], smaller(chunk_, rows - next), dim, width);
+      // A barrier since the last addition to the same sums was one of the softmax, or, where this core has no queries,
+      // the return of one of the two buffers: there are products for two sums.
+      LocalTensor<float> products = productsQueue_.DeQue<float>();
+      Add(sums[row * width], sums[row * width], products, smaller(chunk_, rows - row) * width);
+      productsQueue_.FreeTensor(products);
+    }
   }
 
   __aicore__ inline void StoreSums(const GlobalTensor<T>& to, const LocalTensor<float>& sums, int32_t rows, int64_t dim,
                                    int32_t width, int64_t stride) {
     PipeBarrier<PIPE_V>();
-    LocalTensor<T> out = outQueue_.template AllocTensor<T>();
-    Narrow(out, sums, rows * width);
-    outQueue_.EnQue(out);
-    out = outQueue_.template DeQue<T>();
-    CopyRowsOut(to, out, rows, int32_t(dim), width, stride);
-    outQueue_.FreeTensor(out);
+    for (int32_t row = 0; row < rows; row += chunk_) {
+      const int32_t count = smaller(chunk_, rows - row);
+      LocalTensor<T> out = outQueue_.template AllocTensor<T>();
+      Narrow(out, sums[row * width], count * width);
+      outQueue_.EnQue(out);
+      out = outQueue_.template DeQue<T>();
+      CopyRowsOut(to[row * stride], out, count, int32_t(dim), width, stride);
+      outQueue_.FreeTensor(out);
+    }
   }
 
   AttentionTiling tiling_;
-  int32_t sums_, firstWidth_, secondWidth_;
+  int32_t queries_, chunk_, elements_;  // of this core in a tile; of them in a chunk; scores of a chunk
+  int32_t firstWidth_, secondWidth_;
   TPipe pipe_;
-  TQue<TPosition::VECIN, 1> scoresQueue_, gradientsQueue_, numbersQueue_, productsQueue_;
+  ChunkQueue scoresQueue_, productsQueue_;
   TQue<TPosition::VECOUT, 1> probabilitiesQueue_, scoreGradientsQueue_, outQueue_;
   TBuf<TPosition::VECCALC> memory_;
   GradientWorkspace<T> workspace_;

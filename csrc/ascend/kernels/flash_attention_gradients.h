@@ -28,7 +28,7 @@ class QueryTask {
     at.query = block_.query, at.queries = int32_t(block_.queries);
     at.key = block_.key + key, at.keys = int32_t(smaller<int64_t>(kAttentionKeys, keys_.end - key));
     at.head = head_, at.kvHead = head_ / group_;
-    at.position = block_.position - key;
+    at.position = block_.position - key, at.half = tile % 2;
     return at;
   }
 
@@ -61,7 +61,7 @@ class KeyTask {
     at.query = block_.query + query, at.queries = int32_t(smaller<int64_t>(kQueries, queries_.end - query));
     at.key = block_.key, at.keys = int32_t(block_.keys);
     at.head = head_ * group_ + tile / tiles_, at.kvHead = head_;
-    at.position = block_.position + query - block_.index;
+    at.position = block_.position + query - block_.index, at.half = tile % 2;
     return at;
   }
 
@@ -77,7 +77,7 @@ class KeyTask {
   int64_t head_, group_, tiles_;
 };
 
-// grad_q. blocks: [tiling.blocks] of QueryBlock, of at most 2 · kGradientQueries queries.
+// grad_q. blocks: [tiling.blocks] of QueryBlock, of at most tiling.per_block() queries.
 template <class T>
 __aicore__ inline void FlashAttentionQueryGradient(const GradientArguments& a, const AttentionTiling& tiling) {
   const int64_t tasks = tiling.blocks * tiling.num_heads, dim = tiling.head_dim;
@@ -88,22 +88,22 @@ __aicore__ inline void FlashAttentionQueryGradient(const GradientArguments& a, c
     for (int64_t index = GetBlockIdx(); index < tasks; index += GetBlockNum()) {
       const QueryTask task(tiling, blocks, index);
       for (int64_t tile = 0; tile < task.Tiles(); ++tile) {
-        cube.Scores(task.Tile(tile));
+        cube.Scores(task, tile);
         cube.QueryProducts(task.Tile(tile));
       }
     }
   } else {
     GradientVector<T> vector;
-    vector.Init(a, tiling, kGradientQueries, dim, 0);
+    vector.Init(a, tiling, tiling.rows.per_core, dim, 0);
     GlobalTensor<T> gradQ;
     gradQ.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(a.gradQ));
-    const int64_t stride = tiling.num_heads * dim, first = GetSubBlockIdx() * kGradientQueries;
+    const int64_t stride = tiling.num_heads * dim, first = GetSubBlockIdx() * tiling.rows.per_core;
     for (int64_t index = GetBlockIdx() / GetSubBlockNum(); index < tasks; index += GetBlockNum()) {
       const QueryTask task(tiling, blocks, index);
-      const int32_t rows = int32_t(smaller<int64_t>(kGradientQueries, task.Block().queries - first));
+      const int32_t rows = int32_t(smaller<int64_t>(tiling.rows.per_core, task.Block().queries - first));
       vector.Start();
       for (int64_t tile = 0; tile < task.Tiles(); ++tile) {
-        vector.Softmax(task.Tile(tile), false);
+        vector.Softmax(task, tile);
         if (rows > 0) vector.AddFirst(first, rows, dim);
       }
       if (rows > 0)
@@ -112,7 +112,7 @@ __aicore__ inline void FlashAttentionQueryGradient(const GradientArguments& a, c
   }
 }
 
-// grad_k and grad_v. blocks: [tiling.blocks] of KeyBlock, of at most 2 · tiling.per_core keys.
+// grad_k and grad_v. blocks: [tiling.blocks] of KeyBlock, of at most tiling.per_block() keys.
 template <class T>
 __aicore__ inline void FlashAttentionKeyGradient(const GradientArguments& a, const AttentionTiling& tiling) {
   const int64_t tasks = tiling.blocks * tiling.num_kv_heads, keyDim = tiling.head_dim, valueDim = tiling.value_dim;
@@ -123,24 +123,24 @@ __aicore__ inline void FlashAttentionKeyGradient(const GradientArguments& a, con
     for (int64_t index = GetBlockIdx(); index < tasks; index += GetBlockNum()) {
       const KeyTask task(tiling, blocks, index);
       for (int64_t tile = 0; tile < task.Tiles(); ++tile) {
-        cube.Scores(task.Tile(tile));
+        cube.Scores(task, tile);
         cube.KeyProducts(task.Tile(tile));
       }
     }
   } else {
     GradientVector<T> vector;
-    vector.Init(a, tiling, tiling.per_core, keyDim, valueDim);
+    vector.Init(a, tiling, kGradientQueries, keyDim, valueDim);
     GlobalTensor<T> gradK, gradV;
     gradK.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(a.gradK));
     gradV.SetGlobalBuffer(reinterpret_cast<__gm__ T*>(a.gradV));
     const int64_t keyStride = tiling.num_kv_heads * keyDim, valueStride = tiling.num_kv_heads * valueDim;
-    const int64_t first = GetSubBlockIdx() * tiling.per_core;
+    const int64_t first = GetSubBlockIdx() * tiling.rows.per_core;
     for (int64_t index = GetBlockIdx() / GetSubBlockNum(); index < tasks; index += GetBlockNum()) {
       const KeyTask task(tiling, blocks, index);
-      const int32_t rows = int32_t(smaller<int64_t>(tiling.per_core, task.Block().keys - first));
+      const int32_t rows = int32_t(smaller<int64_t>(tiling.rows.per_core, task.Block().keys - first));
       vector.Start();
       for (int64_t tile = 0; tile < task.Tiles(); ++tile) {
-        vector.Softmax(task.Tile(tile), true);
+        vector.Softmax(task, tile);
         if (rows <= 0) continue;
         vector.AddFirst(first, rows, keyDim);
         vector.AddSecond(first, rows, valueDim);

@@ -14,20 +14,26 @@ struct QueryBlock {
   int64_t position;        // the key at which the first query sits
 };
 
+// Rows of a block that each of its two vector cores takes, and how many of these it works on at a time.
+struct AttentionRows {
+  int32_t per_core, chunk;
+};
+
 struct AttentionTiling {
   int64_t num_heads, num_kv_heads, head_dim, value_dim;
   int64_t queries, blocks;  // rows of q; query blocks
   float scale, softcap;     // softcap: 0 for none
   bool causal, has_sinks;
-  int64_t window;    // a query sees keys closer than this, or all (0)
-  int32_t per_core;  // queries of a block that one of its two vector cores takes
+  int64_t window;      // a query sees keys closer than this, or all (0)
+  AttentionRows rows;  // queries, or keys where it is their gradients that are summed
 
-  BOTH_SIDES constexpr int32_t per_block() const { return 2 * per_core; }
+  BOTH_SIDES constexpr int32_t per_block() const { return 2 * rows.per_core; }
 
-  // Backward: two tiles of float32 and two of the tensors' type, of `element` bytes; the products of both kinds.
+  // Backward: two tiles of scores and of their gradients (float32), one of each in the tensors' type, of `element`
+  // bytes; the products of both kinds.
   BOTH_SIDES constexpr int64_t gradient_products() const { return kAttentionKeys * larger(head_dim, value_dim); }
   BOTH_SIDES constexpr int64_t gradient_workspace_bytes(int64_t element) const {
-    return (4 * 2 + element * 2) * kAttentionKeys * kAttentionKeys + 4 * 2 * gradient_products();
+    return (4 * 4 + element * 2) * kAttentionKeys * kAttentionKeys + 4 * 2 * gradient_products();
   }
 
   // Forward. Elements of one block's workspace: two tiles of scores, one of products (float32); one of probabilities.
@@ -58,30 +64,29 @@ struct QueryRange {
   }
 };
 
-// 64 queries per vector core, or 32 where values are so long that their sums would not fit; 0 if those do not fit.
-// `element`: the bytes of one of the tensors.
-inline int32_t attention_queries(int64_t value_dim, int64_t element) {
-  for (const int64_t queries : {64, 32}) {
-    const int64_t width = round_up(value_dim, kRowElements);
-    const int64_t tile = queries * kAttentionKeys * (4 + element), sums = queries * width * (4 + 4 + element),
-                  numbers = queries * 64;
-    if (tile + sums + numbers <= kUnifiedBufferBudget) return int32_t(queries);
-  }
-  return 0;
-}
+// Queries of a tile that a vector core takes where the gradients of keys are summed.
+constexpr int32_t kGradientQueries = 64;
 
-// Backward: 32 queries per vector core, and as many keys of a block as leave room for their sums; 0 if none do.
-constexpr int32_t kGradientQueries = 32;
+enum class AttentionKernel : int32_t { kForward, kQueryGradient, kKeyGradient };
 
-inline int32_t attention_gradient_keys(int64_t head_dim, int64_t value_dim, int64_t element) {
-  const int64_t key = round_up(head_dim, kRowElements), value = round_up(value_dim, kRowElements);
-  const int64_t tiles = kGradientQueries * kAttentionKeys * (2 * 4 + 2 * element);
-  if (tiles + kGradientQueries * key * (4 + 4 + element) > kUnifiedBufferBudget) return 0;  // the sums of grad_q
-  for (const int64_t keys : {64, 32, 16}) {
-    const int64_t sums = 4 * (key + value) + (4 + element) * larger(key, value);
-    if (tiles + keys * sums <= kUnifiedBufferBudget) return int32_t(keys);
+// As many rows per core as leave room for two buffers of a chunk in each queue, then as large a chunk as they do, at
+// most half of the rows: there is a next one. Zeros if a row is too long. The queues hold scores and products in
+// float32 and what becomes of them in the tensors' type, of `element` bytes; beside them lie float32 sums and some
+// numbers of every row.
+inline AttentionRows attention_rows(AttentionKernel kernel, const AttentionTiling& tiling, int64_t element) {
+  constexpr int64_t kMaxRows = 64, kMinRows = 16, kMinChunk = 8, kNumbers = 80;
+  const int64_t key = round_up(tiling.head_dim, kRowElements), value = round_up(tiling.value_dim, kRowElements);
+  const bool forward = kernel == AttentionKernel::kForward, ofKeys = kernel == AttentionKernel::kKeyGradient;
+  const int64_t scores = forward ? kAttentionKeys : 2 * kAttentionKeys;  // with their gradients
+  const int64_t products = forward ? value : ofKeys ? larger(key, value) : key;
+  const int64_t sums = forward ? value : ofKeys ? key + value : key;
+  for (int64_t rows = kMaxRows; rows >= kMinRows; rows /= 2) {
+    for (int64_t chunk = rows / 2; chunk >= kMinChunk; chunk /= 2) {
+      const int64_t queues = 2 * chunk * (scores + products) * (4 + element);
+      if (queues + rows * (4 * sums + kNumbers) <= kUnifiedBufferBudget) return {int32_t(rows), int32_t(chunk)};
+    }
   }
-  return 0;
+  return {0, 0};
 }
 
 // The keys that at least one query of the block sees.

@@ -18,15 +18,16 @@ char* refuse_dimensions(const char* kernel, const AttentionTiling& tiling) {
 
 extern "C" {
 
-// Queries of a block, 0 if value_dim is too large; how many bytes of workspace a block of cores needs.
-int64_t twin_attention_queries(Type type, int64_t value_dim) {
-  return 2 * attention_queries(value_dim, bytes_of(type));
+// Fills in the rows of a kernel's tiling: of a block, 0 if the dimensions are too large.
+int64_t twin_attention_rows(Type type, AttentionKernel kernel, AttentionTiling* tiling) {
+  tiling->rows = attention_rows(kernel, *tiling, bytes_of(type));
+  return tiling->per_block();
 }
 
-int64_t twin_attention_workspace(Type type, const AttentionTiling* tiling) {
-  AttentionTiling filled = *tiling;
-  filled.per_core = attention_queries(tiling->value_dim, bytes_of(type));
-  return filled.workspace_bytes(bytes_of(type));
+// How many bytes of workspace a block of cores needs.
+int64_t twin_attention_workspace(Type type, AttentionKernel kernel, const AttentionTiling* tiling) {
+  const int64_t size = bytes_of(type);
+  return kernel == AttentionKernel::kForward ? tiling->workspace_bytes(size) : tiling->gradient_workspace_bytes(size);
 }
 
 // sinks may be null.
@@ -34,9 +35,8 @@ char* twin_flash_attention_forward(Run how, Type type, const void* q, const void
                                    const QueryBlock* blocks, const float* sinks, void* out, float* logsumexp,
                                    void* memory, int64_t keys, AttentionTiling* tiling) {
   const int64_t size = bytes_of(type);
-  tiling->per_core = attention_queries(tiling->value_dim, size);
   tiling->has_sinks = sinks != nullptr;
-  if (tiling->per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_forward", *tiling);
+  if (tiling->rows.per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_forward", *tiling);
   const int64_t heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
   return run(how, [&](const Launch& launch) {
     launch_flash_attention(launch, type, input("q", q, tiling->queries * heads * tiling->head_dim * size),
@@ -50,24 +50,14 @@ char* twin_flash_attention_forward(Run how, Type type, const void* q, const void
   });
 }
 
-// Backward: how many keys a block of the second kernel takes, 0 if the dimensions are too large. The first one takes
-// 2 · kGradientQueries queries.
-int64_t twin_attention_gradient_keys(Type type, int64_t head_dim, int64_t value_dim) {
-  return 2 * attention_gradient_keys(head_dim, value_dim, bytes_of(type));
-}
-
-int64_t twin_attention_gradient_workspace(Type type, const AttentionTiling* tiling) {
-  return tiling->gradient_workspace_bytes(bytes_of(type));
-}
-
 // With grad_q: its kernel, of query blocks. Without: that of grad_k and grad_v, of key blocks.
 char* twin_flash_attention_backward(Run how, Type type, const void* q, const void* k, const void* v,
                                     const void* grad_out, const float* logsumexp, const float* delta,
                                     const int64_t* blocks, void* grad_q, void* grad_k, void* grad_v, void* memory,
                                     int64_t keys, AttentionTiling* tiling) {
   const int64_t size = bytes_of(type);
-  tiling->per_core = attention_gradient_keys(tiling->head_dim, tiling->value_dim, size);
-  if (tiling->per_core == 0 || !strides_fit(*tiling)) return refuse_dimensions("flash_attention_backward", *tiling);
+  if (tiling->rows.per_core == 0 || !strides_fit(*tiling))
+    return refuse_dimensions("flash_attention_backward", *tiling);
   const int64_t heads = tiling->num_heads, kv_heads = tiling->num_kv_heads;
   const int64_t q_bytes = tiling->queries * heads * tiling->head_dim * size;
   const int64_t k_bytes = keys * kv_heads * tiling->head_dim * size;
