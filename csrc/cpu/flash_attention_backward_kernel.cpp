@@ -1,3 +1,4 @@
+#include "flash_attention_amx.h"
 #include "flash_attention_tile.h"
 
 namespace mindspeed::cpu::MINDSPEED_ISA {
@@ -93,7 +94,7 @@ class BackwardTile {
   }
 
   void differentiate(int64_t head, IndexRange queries) {
-    const StripKeys strips = strip_keys(problem_, sequence_, queries, keys_of_tile_);
+    const StripKeys strips = strip_keys<kStripRows<T>>(problem_, sequence_, queries, keys_of_tile_);
     if (strips.keys[0].begin >= strips.keys[strips.strips - 1].end) return;
     pack_queries(head, queries);
     read_rows(head, queries);
@@ -125,35 +126,43 @@ class BackwardTile {
   void read_rows(int64_t head, IndexRange queries) {
     const int64_t index =
         (sequence_.batch * problem_.num_heads + head) * problem_.query_tokens + sequence_.query_begin + queries.begin;
+    const int64_t count = queries.end - queries.begin;
     const Vec never = broadcast(__builtin_inff());
-    for_each_vector(queries.end - queries.begin, [&](int64_t row, auto lanes) {
+    for_each_vector(count, [&](int64_t row, auto lanes) {
       const Vec logsumexp = load(args_.logsumexp + index + row, lanes);
       store(shifts_ + row, never, AllLanes{});
       store(shifts_ + row, logsumexp == -never ? never : logsumexp * kLog2E, lanes);
       store(deltas_ + row, load(args_.delta + index + row, lanes), AllLanes{});
     });
+    if constexpr (kStripRows<T> > kLanes)  // then a strip may have rows beyond the last vector
+      for (int64_t row = round_up(count, kLanes); row < round_up(count, kStripRows<T>); row += kLanes) {
+        store(shifts_ + row, never, AllLanes{});
+        store(deltas_ + row, Vec{}, AllLanes{});
+      }
   }
 
   // P and dS of a strip of queries and a panel of keys, as the operands of the products that follow: 0 where nothing is
   // seen, since these sum over queries.
   void differentiate_scores(IndexRange queries, const StripKeys& strips, int64_t strip, IndexRange panel) {
     const IndexRange seen = clip(strips.keys[strip], panel.begin, panel.end);
-    const int64_t begin = round_down(seen.begin, kLanes);
-    const int64_t end = seen.begin < seen.end ? round_up(seen.end, kLanes) : begin;
+    const int64_t begin = round_down(seen.begin, kKeyGroup<T>);
+    const int64_t end = seen.begin < seen.end ? round_up(seen.end, kKeyGroup<T>) : begin;
     store_zeros(strip, {panel.begin, begin});
     store_zeros(strip, {end, panel.end});
     if (begin == end) return;
 
-    float scores[kTileRows * kTileColumns], grad_weights[kTileRows * kTileColumns];
-    multiply_strip(units_of<T>(problem_.head_dim), {queries_ + strip * kTileRows * query_stride_, query_stride_, 1},
-                   keys_, {begin, end}, scores, kTileColumns);
+    constexpr int64_t stride = RightOperand<T>::kMostColumns;
+    alignas(64) float scores[kStripRows<T> * stride], grad_weights[kStripRows<T> * stride];
+    multiply_strip(units_of<T>(problem_.head_dim),
+                   StripOperand<T>::of_rows(queries_ + strip * kStripRows<T> * query_stride_, query_stride_), keys_,
+                   {begin, end}, scores, stride);
     multiply_strip(units_of<T>(problem_.value_dim),
-                   {grad_out_ + strip * kTileRows * grad_out_stride_, grad_out_stride_, 1}, values_, {begin, end},
-                   grad_weights, kTileColumns);
-    finish_strip(problem_, sequence_, exponents_, {queries.begin + strip * kTileRows, queries.end}, keys_of_tile_,
-                 {begin, end}, strips.shared[strip], scores, kTileColumns);
-    for (int r = 0; r < kTileRows; r += 2) {
-      const int64_t row = strip * kTileRows + r, stride = kTileColumns;
+                   StripOperand<T>::of_rows(grad_out_ + strip * kStripRows<T> * grad_out_stride_, grad_out_stride_),
+                   values_, {begin, end}, grad_weights, stride);
+    finish_strip<kStripRows<T>>(problem_, sequence_, exponents_, {queries.begin + strip * kStripRows<T>, queries.end},
+                                keys_of_tile_, {begin, end}, strips.shared[strip], scores, stride);
+    for (int r = 0; r < kStripRows<T>; r += 2) {
+      const int64_t row = strip * kStripRows<T> + r;
       const Differentiate first(exponents_, shifts_[row], deltas_[row]);
       const Differentiate second(exponents_, shifts_[row + 1], deltas_[row + 1]);
       PairTarget target(*this, row, begin);
@@ -163,6 +172,8 @@ class BackwardTile {
         target.store({weight, next_weight}, {grad_score, next_grad_score});
       }
     }
+    for (float* operand : {weights_across_, grad_scores_across_})
+      StripOperand<T>::finish_units(operand, lane_group_, {begin, end}, strip * kStripRows<T> / kDepthPerUnit<T>);
   }
 
   // P and dS of one row, from scores and dP.
@@ -217,8 +228,8 @@ class BackwardTile {
 
   void store_zeros(int64_t strip, IndexRange keys) {
     if (keys.begin >= keys.end) return;
-    for (int r = 0; r < kTileRows; r += 2) {
-      PairTarget target(*this, strip * kTileRows + r, keys.begin);
+    for (int r = 0; r < kStripRows<T>; r += 2) {
+      PairTarget target(*this, strip * kStripRows<T> + r, keys.begin);
       for (int64_t j = keys.begin; j < keys.end; j += kLanes) target.store(RowPair<T>(), RowPair<T>());
     }
   }
@@ -227,25 +238,23 @@ class BackwardTile {
   void accumulate_keys(IndexRange queries, const float* weights, const RightOperand<T>& rows, float scale, float* grad,
                        int64_t stride) {
     const auto strip = [&](int64_t i) {
-      const int64_t first = i * kTileRows, count = std::min<int64_t>(kTileRows, num_keys() - first);
+      const int64_t first = i * kStripRows<T>, count = std::min<int64_t>(kStripRows<T>, num_keys() - first);
       const int64_t key = keys_of_tile_.begin + first;
       const IndexRange seen =
           clip(visible_queries(problem_, sequence_, {key, key + count}), queries.begin, queries.end);
-      return Strip{{weights + first / kLanes * lane_group_ + first % kLanes, 1, kLanes},
-                   units_around<T>({seen.begin - queries.begin, seen.end - queries.begin}),
-                   count};
+      return Strip<T>{StripOperand<T>::of_groups(weights, lane_group_, first),
+                      units_around<T>({seen.begin - queries.begin, seen.end - queries.begin}), count};
     };
-    combine_product(round_up(num_keys(), kTileRows) / kTileRows, rows, grad, stride, strip,
+    combine_product(round_up(num_keys(), kStripRows<T>) / kStripRows<T>, rows, grad, stride, strip,
                     [scale](int64_t, Vec before, Vec sum) { return before + sum * scale; });
   }
 
   // grad += scale · dS · K.
   void accumulate_queries(const StripKeys& strips, IndexRange queries, float* grad) {
     const auto strip = [&](int64_t i) {
-      const int64_t stride = units_of<T>(problem_.key_block), count = queries.end - queries.begin - i * kTileRows;
-      return Strip{{grad_scores_ + i * kTileRows * stride, stride, 1},
-                   units_around<T>(strips.keys[i]),
-                   std::min<int64_t>(kTileRows, count)};
+      const int64_t stride = units_of<T>(problem_.key_block), count = queries.end - queries.begin - i * kStripRows<T>;
+      return Strip<T>{StripOperand<T>::of_rows(grad_scores_ + i * kStripRows<T> * stride, stride),
+                      units_around<T>(strips.keys[i]), std::min<int64_t>(kStripRows<T>, count)};
     };
     combine_product(strips.strips, keys_across_, grad, args_.grad_q_strides.token, strip,
                     [scale = problem_.scale](int64_t, Vec before, Vec sum) { return before + sum * scale; });
@@ -280,6 +289,7 @@ void flash_attention_delta_kernel(const FlashAttentionDelta& args, int64_t begin
 void flash_attention_backward_kernel(const FlashAttentionBackward& args, int64_t begin, int64_t end) {
   with_type(args.problem.type, [&](auto element) {
     using T = decltype(element);
+    [[maybe_unused]] const ProductState<T> state;
     const FloatBuffer workspace(BackwardTile<T>(args, nullptr).size());
     BackwardTile<T> runner(args, workspace.data());
     for (int64_t item = begin; item < end; ++item) runner.run(item);

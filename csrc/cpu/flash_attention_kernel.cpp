@@ -1,3 +1,4 @@
+#include "flash_attention_amx.h"
 #include "flash_attention_tile.h"
 
 namespace mindspeed::cpu::MINDSPEED_ISA {
@@ -86,15 +87,16 @@ class ForwardItem {
 
   void attend(int64_t i, IndexRange keys) {
     const IndexRange queries = part(i).queries;
-    const StripKeys strips = strip_keys(problem_, sequence_, queries, keys);
+    const StripKeys strips = strip_keys<kStripRows<T>>(problem_, sequence_, queries, keys);
     score(i, queries, strips, keys);
     raise_maxima(i);
-    for (int64_t row = 0; row < strips.strips * kTileRows; ++row)
-      exponentiate(i * rows_ + row, row, strips.keys[row / kTileRows]);
+    for (int64_t row = 0; row < strips.strips * kStripRows<T>; ++row)
+      exponentiate(i * rows_ + row, row, strips.keys[row / kStripRows<T>]);
 
     const int64_t stride = units_of<T>(problem_.key_block);
     const auto strip = [&](int64_t s) {
-      return Strip{{weights_ + s * kTileRows * stride, stride, 1}, units_around<T>(strips.keys[s]), kTileRows};
+      return Strip<T>{StripOperand<T>::of_rows(weights_ + s * kStripRows<T> * stride, stride),
+                      units_around<T>(strips.keys[s]), kStripRows<T>};
     };
     combine_product(strips.strips, values_, output_row(i, 0), value_columns_, strip,
                     [factors = factors_](int64_t row, Vec before, Vec sum) { return before * factors[row] + sum; });
@@ -107,14 +109,15 @@ class ForwardItem {
       for (int64_t s = 0; s < strips.strips; ++s) {
         const IndexRange seen = clip(strips.keys[s], first, first + keys_.width());
         if (seen.begin == seen.end) continue;
-        const IndexRange columns = {round_down(seen.begin, kLanes), round_up(seen.end, kLanes)};
-        const int64_t row = s * kTileRows, stride = problem_.key_block;
+        const IndexRange columns = {round_down(seen.begin, kKeyGroup<T>), round_up(seen.end, kKeyGroup<T>)};
+        const int64_t row = s * kStripRows<T>, stride = problem_.key_block;
         float* scores = scores_ + row * stride + columns.begin;
-        multiply_strip(units_of<T>(problem_.head_dim), {queries_ + (i * rows_ + row) * query_stride_, query_stride_, 1},
-                       keys_, columns, scores, stride);
-        finish_strip(problem_, sequence_, exponents_, {queries.begin + row, queries.end}, keys, columns,
-                     strips.shared[s], scores, stride);
-        for (int r = 0; r < kTileRows; ++r) {
+        multiply_strip(units_of<T>(problem_.head_dim),
+                       StripOperand<T>::of_rows(queries_ + (i * rows_ + row) * query_stride_, query_stride_), keys_,
+                       columns, scores, stride);
+        finish_strip<kStripRows<T>>(problem_, sequence_, exponents_, {queries.begin + row, queries.end}, keys, columns,
+                                    strips.shared[s], scores, stride);
+        for (int r = 0; r < kStripRows<T>; ++r) {
           Vec largest = load(largest_ + (row + r) * kLanes, AllLanes{});
           for (int64_t j = 0; j < columns.end - columns.begin; j += kLanes)
             largest = max(load(scores + r * stride + j, AllLanes{}), largest);
@@ -144,7 +147,7 @@ class ForwardItem {
   // Turns a row of scores into weights 2^(score - maximum), and counts them in. `state` is the row among all parts'.
   void exponentiate(int64_t state, int64_t row, IndexRange strip) {
     if (strip.begin >= strip.end) return;
-    const int64_t begin = round_down(strip.begin, kLanes), end = round_up(strip.end, kLanes);
+    const int64_t begin = round_down(strip.begin, kKeyGroup<T>), end = round_up(strip.end, kKeyGroup<T>);
     const float* scores = scores_ + row * problem_.key_block;
     const float factor = exponents_.factor, shift = shifts_[row];
     auto* weights = reinterpret_cast<Packed<T>*>(weights_ + row * units_of<T>(problem_.key_block));
@@ -191,6 +194,7 @@ class ForwardItem {
 void flash_attention_forward_kernel(const FlashAttentionForward& args, int64_t begin, int64_t end) {
   with_type(args.problem.type, [&](auto element) {
     using T = decltype(element);
+    [[maybe_unused]] const ProductState<T> state;
     const FloatBuffer workspace(ForwardItem<T>(args, nullptr).size());
     ForwardItem<T> runner(args, workspace.data());
     for (int64_t item = begin; item < end; ++item) runner.run(item);

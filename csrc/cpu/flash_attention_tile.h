@@ -1,7 +1,7 @@
 // What the flash attention kernels share: tiles of scores, their products, and the memory that they live in.
 //
 // Scores are computed for a block of queries and a block of keys at a time. Only the part of it that the mask leaves
-// is: each strip of kTileRows queries has its own range of keys.
+// is: each strip of a few queries has its own range of keys.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +16,17 @@ namespace mindspeed::cpu::MINDSPEED_ISA {
 namespace {
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+// How products are cut: strips of so many rows, and keys in groups of so many. flash_attention_amx.h has its own
+// answers to these, and to what follows in terms of T, for bfloat16 where tiles multiply it.
+template <class T>
+constexpr int kStripRows = kTileRows;
+template <class T>
+constexpr int kKeyGroup = kLanes;
+
+// What a kernel that multiplies holds while it runs.
+template <class T>
+struct ProductState {};
 
 // ---- Operands.
 
@@ -38,7 +49,7 @@ void copy_rows(const Matrix<T>& rows, int64_t count, int64_t dim, float* to) {
   for (int64_t r = 0; r < count; ++r)
     for (int64_t d = 0; d < dim; d += kLanes * kDepthPerUnit<T>, to += kLanes)
       store(to, load_units(rows.stored_row(r) + d, dim - d), AllLanes{});
-  const int64_t padding = round_up(count, kTileRows) - count, stride = round_up(units_of<T>(dim), kLanes);
+  const int64_t padding = round_up(count, kStripRows<T>) - count, stride = round_up(units_of<T>(dim), kLanes);
   __builtin_memset(to, 0, padding * stride * sizeof(float));
 }
 
@@ -80,6 +91,21 @@ struct RowPair {
 #endif
 };
 
+// The left operand of a strip's products.
+template <class T>
+struct StripOperand : LeftOperand {
+  // Rows of units, `stride` floats apart.
+  static StripOperand of_rows(const float* rows, int64_t stride) { return {{rows, stride, 1}}; }
+
+  // From `row` on, rows that were stored across: kLanes of them together, [units, kLanes], each time `group` floats.
+  static StripOperand of_groups(const float* groups, int64_t group, int64_t row) {
+    return {{groups + row / kLanes * group + row % kLanes, 1, kLanes}};
+  }
+
+  // Of some of those rows, a strip's units have been stored from `unit` on.
+  static void finish_units(float* /*groups*/, int64_t /*group*/, IndexRange /*rows*/, int64_t /*unit*/) {}
+};
+
 // ---- Products.
 
 // Calls body with `vectors`, in [1, kTileVectors], as a constant.
@@ -94,6 +120,8 @@ void with_vectors(int64_t vectors, Body&& body) {
 template <class T>
 class RightOperand {
  public:
+  static constexpr int kMostColumns = kTileColumns;  // in a panel
+
   RightOperand() = default;
   RightOperand(int64_t columns, int64_t most_units, Carver& memory) : columns_(columns) {
     constexpr int64_t kPanelFloats = (24 << 10) / sizeof(float);  // most of a first-level cache of 32 KB
@@ -156,9 +184,10 @@ void multiply_strip(int64_t units, LeftOperand a, const RightOperand<T>& b, Inde
   });
 }
 
-// kTileRows rows of a product, or the `rows` of them that exist: which part of the depth they need.
+// A strip's rows of a product, or the `rows` of them that exist: which part of the depth they need.
+template <class T>
 struct Strip {
-  LeftOperand a;
+  StripOperand<T> a;
   IndexRange units;
   int64_t rows;
 };
@@ -191,7 +220,7 @@ void combine_product(int64_t strips, const RightOperand<T>& b, float* c, int64_t
     const float* panel = b.panel(first);
     with_vectors((columns + kLanes - 1) / kLanes, [&](auto vectors) {
       for (int64_t i = 0; i < strips; ++i) {
-        const Strip part = strip(i);
+        const Strip<T> part = strip(i);
         if (part.units.begin >= part.units.end) continue;
         float* to = c + i * kTileRows * stride + first;
         for (int64_t r = 0; r < part.rows; ++r)
@@ -231,11 +260,12 @@ inline IndexRange visible_in_block(const AttentionProblem& problem, const Attent
   return {keys.begin - block.begin, keys.end - block.begin};
 }
 
+template <int strip_rows>
 inline StripKeys strip_keys(const AttentionProblem& problem, const AttentionSequence& sequence, IndexRange queries,
                             IndexRange block) {
-  StripKeys strips = {round_up(queries.end - queries.begin, kTileRows) / kTileRows, {}, {}};
+  StripKeys strips = {round_up(queries.end - queries.begin, strip_rows) / strip_rows, {}, {}};
   for (int64_t i = 0; i < strips.strips; ++i) {
-    const int64_t first = queries.begin + i * kTileRows, last = std::min(first + kTileRows, queries.end) - 1;
+    const int64_t first = queries.begin + i * strip_rows, last = std::min(first + strip_rows, queries.end) - 1;
     const IndexRange of_first = visible_in_block(problem, sequence, first, block);
     const IndexRange of_last = visible_in_block(problem, sequence, last, block);
     strips.keys[i] = {of_first.begin, of_last.end};
@@ -270,11 +300,12 @@ inline void finish_scores(const Exponents& exponents, float* scores, int64_t beg
 
 // The scores of a strip, `stride` apart, in the columns `begin` to `end` of a block of keys: whole vectors. `shared`
 // are those that all of its queries see: if these are all columns, products may be enough.
+template <int strip_rows>
 inline void finish_strip(const AttentionProblem& problem, const AttentionSequence& sequence, const Exponents& exponents,
                          IndexRange queries, IndexRange block, IndexRange columns, IndexRange shared, float* scores,
                          int64_t stride) {
   if (!exponents.in_place && shared.begin <= columns.begin && columns.end <= shared.end) return;
-  for (int r = 0; r < kTileRows; ++r) {
+  for (int r = 0; r < strip_rows; ++r) {
     const int64_t query = std::min(queries.begin + r, queries.end - 1);
     const IndexRange visible = visible_in_block(problem, sequence, query, block);
     finish_scores(exponents, scores + r * stride, 0, columns.end - columns.begin,

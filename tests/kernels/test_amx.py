@@ -23,9 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LEVEL = ["avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512bf16"]
 TILE, PAIRS = 16, 16  # rows of a tile, and pairs of bfloat16 in each
 
-pytestmark = pytest.mark.skipif(
+needs_model = pytest.mark.skipif(
     _C.detected_cpu_capability() not in ("avx512_bf16", "amx"), reason="the model of the tiles needs AVX512-BF16"
 )
+pytestmark = needs_model
 
 
 class TileConfiguration(ctypes.Structure):
@@ -55,10 +56,8 @@ def compile_source(name: str, to: Path, *flags: str, root: Path = ROOT) -> Path:
     return to
 
 
-def build(folder: Path, root: Path = ROOT) -> Path:
-    return compile_source(
-        "library.cpp", folder / "library.so", "-O1", "-ffp-contract=fast", "-fPIC", "-shared", root=root
-    )
+def build(folder: Path, root: Path = ROOT, source: str = "library.cpp") -> Path:
+    return compile_source(source, folder / "library.so", "-O1", "-ffp-contract=fast", "-fPIC", "-shared", root=root)
 
 
 @pytest.fixture(scope="module")

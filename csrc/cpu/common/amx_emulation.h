@@ -20,6 +20,7 @@ struct EmulatedTiles {
 };
 
 inline thread_local EmulatedTiles emulated_tiles = {};
+inline thread_local int64_t emulated_products = 0;  // since the thread began, for tests to see that there were any
 
 inline void require(bool condition, const char* fault, const char* instruction, const char* why) {
   if (condition) return;
@@ -112,6 +113,7 @@ void tile_multiply_add() {
   _mm_setcsr(kMaskedNearest | kReadAsZero | kWriteAsZero);
   multiply_add_rows(rows[sum], row_bytes[a] / 4, tiles.data[a], tiles.data[b], tiles.data[sum]);
   _mm_setcsr(before);
+  ++emulated_products;
 }
 
 }  // namespace

@@ -15,14 +15,20 @@
 namespace mindspeed::cpu::MINDSPEED_ISA {
 namespace {
 
+// Where a left operand lies: how many floats its rows, its steps along the depth and its panels of rows are apart.
+struct AmxRows {
+  const float* data;
+  int64_t row, step, panel;
+};
+
 // The tiles are configured for as long as an object of this class lives.
 class AmxProduct {
+ public:
   static constexpr int kStrips = kAmxRows;               // rows or columns in a panel
   static constexpr int kPairs = kAmxRowBytes / 4;        // in a step
   static constexpr int kTileSize = kStrips * kPairs;     // floats of memory
   static_assert(kStrips == kLanes && kPairs == kLanes);  // packing transposes tiles in registers
 
- public:
   // What is packed at a time. The panels that four tiles of sums are made of take 40 KB, within a first-level cache of
   // 48 KB: those of B stay there while A streams by, out of the second level, 32 bytes per cycle at the floor.
   static constexpr int64_t kBlockDepth = 320, kBlockRows = 1056, kBlockColumns = 256;
@@ -31,6 +37,8 @@ class AmxProduct {
   static constexpr int64_t kSizeB = kBlockColumns / kStrips * panel_size(kBlockDepth / 2, kStrips);
 
   static int64_t block_rows(int64_t /*depth*/) { return kBlockRows; }
+  static constexpr int64_t steps_of(int64_t depth) { return (depth + kDepthUnit - 1) / kDepthUnit; }
+  static constexpr int64_t panel_of(int64_t depth) { return panel_size(steps_of(depth) * kPairs, kStrips); }
 
   AmxProduct() { tile_load_configuration(kConfiguration); }
   ~AmxProduct() { tile_release(); }
@@ -53,8 +61,9 @@ class AmxProduct {
     for (int64_t j = 0; j < columns; j += 2 * kStrips)
       for (int64_t i = 0; i < rows; i += 2 * kStrips) {
         alignas(64) float sums[2 * kStrips * kColumnUnit];
-        multiply_tiles(rows - i > kStrips, columns - j > kStrips, steps, a + i / kStrips * panel,
-                       b + j / kStrips * panel, panel, sums);
+        const AmxRows rows_of_a = {a + i / kStrips * panel, kPairs, kTileSize, panel};
+        multiply_tiles(rows - i > kStrips, columns - j > kStrips, steps, rows_of_a, b + j / kStrips * panel, panel,
+                       sums, kColumnUnit);
         for (int64_t r = 0; r < std::min<int64_t>(2 * kStrips, rows - i); ++r)
           for_each_vector(std::min<int64_t>(kColumnUnit, columns - j), [&](int64_t s, auto lanes) {
             C* p = c + (i + r) * stride + j + s;
@@ -64,12 +73,33 @@ class AmxProduct {
       }
   }
 
+  // The products of two panels of A and of two of B, `panel` floats apart, or of one where there is no second. Rows of
+  // sums are `stride` floats apart.
+  static void multiply_tiles(bool two_of_a, bool two_of_b, int64_t steps, const AmxRows& a, const float* b,
+                             int64_t panel, float* sums, int64_t stride) {
+    if (two_of_a)
+      two_of_b ? multiply_tiles<2, 2>(steps, a, b, panel, sums, stride)
+               : multiply_tiles<2, 1>(steps, a, b, panel, sums, stride);
+    else
+      two_of_b ? multiply_tiles<1, 2>(steps, a, b, panel, sums, stride)
+               : multiply_tiles<1, 1>(steps, a, b, panel, sums, stride);
+  }
+
+  // Tiles `distance` floats apart, in place.
+  static void transpose_tiles(int64_t tiles, float* tile, int64_t distance) {
+    for (; tiles > 0; --tiles, tile += distance) {
+      Vec rows[kLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) rows[i] = load(tile + i * kLanes, AllLanes{});
+      interleave(rows);
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) store(tile + i * kLanes, rows[i], AllLanes{});
+    }
+  }
+
  private:
   static constexpr TileConfiguration kConfiguration = {
       1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-
-  static constexpr int64_t steps_of(int64_t depth) { return (depth + kDepthUnit - 1) / kDepthUnit; }
-  static constexpr int64_t panel_of(int64_t depth) { return panel_size(steps_of(depth) * kPairs, kStrips); }
 
   // Panels of kStrips strips, which are the rows of `matrix`: [panels, steps, tile]. A tile has a row for each strip,
   // or for each pair if `pairs_first`; it is copied as it is stored, and transposed while it is in the first-level
@@ -113,50 +143,31 @@ class AmxProduct {
     }
   }
 
-  static void transpose_tiles(int64_t tiles, float* tile, int64_t distance) {
-    for (; tiles > 0; --tiles, tile += distance) {
-      Vec rows[kLanes];
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) rows[i] = load(tile + i * kLanes, AllLanes{});
-      interleave(rows);
-#pragma GCC unroll 16
-      for (int i = 0; i < kLanes; ++i) store(tile + i * kLanes, rows[i], AllLanes{});
-    }
-  }
-
-  // ---- Sums, stored as [2 · kStrips, kColumnUnit], of two panels of A and of B, or of one where there is no second.
-
-  static void multiply_tiles(bool two_of_a, bool two_of_b, int64_t steps, const float* a, const float* b, int64_t panel,
-                             float* sums) {
-    if (two_of_a)
-      two_of_b ? multiply_tiles<2, 2>(steps, a, b, panel, sums) : multiply_tiles<2, 1>(steps, a, b, panel, sums);
-    else
-      two_of_b ? multiply_tiles<1, 2>(steps, a, b, panel, sums) : multiply_tiles<1, 1>(steps, a, b, panel, sums);
-  }
-
   // Tiles 0 to 3 are sums, 4 and 5 are of A, 6 and 7 of B.
   template <int down, int across>
-  static void multiply_tiles(int64_t steps, const float* a, const float* b, int64_t panel, float* sums) {
+  static void multiply_tiles(int64_t steps, const AmxRows& a, const float* b, int64_t panel, float* sums,
+                             int64_t stride) {
+    const int64_t row_bytes = a.row * sizeof(float), sum_bytes = stride * sizeof(float);
+    const float* rows = a.data;
     tile_zero<0>();
     if constexpr (across == 2) tile_zero<1>();
     if constexpr (down == 2) tile_zero<2>();
     if constexpr (down == 2 && across == 2) tile_zero<3>();
-    for (int64_t step = 0; step < steps; ++step, a += kTileSize, b += kTileSize) {
-      tile_load<4>(a, kAmxRowBytes);
+    for (int64_t step = 0; step < steps; ++step, rows += a.step, b += kTileSize) {
+      tile_load<4>(rows, row_bytes);
       tile_load<6>(b, kAmxRowBytes);
       tile_multiply_add<0, 4, 6>();
       if constexpr (across == 2) tile_load<7>(b + panel, kAmxRowBytes);
       if constexpr (across == 2) tile_multiply_add<1, 4, 7>();
-      if constexpr (down == 2) tile_load<5>(a + panel, kAmxRowBytes);
+      if constexpr (down == 2) tile_load<5>(rows + a.panel, row_bytes);
       if constexpr (down == 2) tile_multiply_add<2, 5, 6>();
       if constexpr (down == 2 && across == 2) tile_multiply_add<3, 5, 7>();
     }
-    constexpr int64_t kStride = kColumnUnit * sizeof(float);
-    float* lower = sums + kStrips * kColumnUnit;
-    tile_store<0>(sums, kStride);
-    if constexpr (across == 2) tile_store<1>(sums + kStrips, kStride);
-    if constexpr (down == 2) tile_store<2>(lower, kStride);
-    if constexpr (down == 2 && across == 2) tile_store<3>(lower + kStrips, kStride);
+    float* lower = sums + kStrips * stride;
+    tile_store<0>(sums, sum_bytes);
+    if constexpr (across == 2) tile_store<1>(sums + kStrips, sum_bytes);
+    if constexpr (down == 2) tile_store<2>(lower, sum_bytes);
+    if constexpr (down == 2 && across == 2) tile_store<3>(lower + kStrips, sum_bytes);
   }
 };
 
