@@ -34,7 +34,7 @@ struct AttentionProblem {
   float softcap;  // 0: none
   bool causal;
   int64_t window;                  // kNoWindow: none
-  int64_t query_block, key_block;  // how many queries and keys make a tile of scores
+  int64_t query_block, key_block;  // how many queries and keys make a tile of scores, multiples of 32
   const AttentionSequence* sequences;
   AttentionInput q, k, v;
 
