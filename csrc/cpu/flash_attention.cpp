@@ -16,7 +16,7 @@ std::vector<QueryBlock> query_blocks(const AttentionArguments& arguments, int64_
   for (size_t s = 0; s < arguments.sequences.size(); ++s)
     for (int64_t begin = 0; begin < arguments.sequences[s].query_length; begin += queries_per_item)
       blocks.push_back({static_cast<int64_t>(s), begin});
-  spread_evenly(blocks, [&](const QueryBlock& block) {
+  sort_dearest_first(blocks, [&](const QueryBlock& block) {
     const AttentionSequence& sequence = arguments.sequences[block.sequence];
     const int64_t last = std::min(block.begin + queries_per_item, sequence.query_length) - 1;
     return visible_keys(arguments.problem, sequence, last).end -
@@ -49,17 +49,16 @@ std::tuple<Tensor, Tensor> flash_attention_forward(const Tensor& q, const Tensor
   const int64_t queries_per_item = problem.query_block * std::max<int64_t>(1, 4 / group);
   const std::vector<QueryBlock> blocks = query_blocks(arguments, queries_per_item);
   const int64_t num_blocks = blocks.size();
-  run_parallel(flash_attention_forward_kernel, num_blocks * problem.num_kv_heads,
-               queries_per_item * problem.key_block * problem.head_dim,
-               FlashAttentionForward{
-                   .problem = problem,
-                   .queries_per_item = queries_per_item,
-                   .num_blocks = num_blocks,
-                   .blocks = blocks.data(),
-                   .sinks = arguments.sink_data(),
-                   .out = out.mutable_data_ptr(),
-                   .logsumexp = logsumexp.mutable_data_ptr<float>(),
-               });
+  run_dynamic(flash_attention_forward_kernel, num_blocks * problem.num_kv_heads,
+              FlashAttentionForward{
+                  .problem = problem,
+                  .queries_per_item = queries_per_item,
+                  .num_blocks = num_blocks,
+                  .blocks = blocks.data(),
+                  .sinks = arguments.sink_data(),
+                  .out = out.mutable_data_ptr(),
+                  .logsumexp = logsumexp.mutable_data_ptr<float>(),
+              });
   return {out, logsumexp};
 }
 

@@ -38,18 +38,10 @@ struct AttentionArguments {
 AttentionStrides attention_strides(const Tensor& tensor);
 AttentionInput attention_input(const Tensor& tensor);
 
-// Reorders work so that neighbouring runs of any length cost about the same: the cheapest, the dearest, the second
-// cheapest, ... Threads get such runs.
+// Threads that take one piece of work after the other finish at about the same time if the cheapest ones come last.
 template <class Work, class Cost>
-void spread_evenly(std::vector<Work>& work, Cost&& cost) {
-  std::stable_sort(work.begin(), work.end(), [&](const Work& a, const Work& b) { return cost(a) < cost(b); });
-  std::vector<Work> spread;
-  spread.reserve(work.size());
-  for (size_t low = 0, high = work.size(); low < high;) {
-    spread.push_back(work[low++]);
-    if (low < high) spread.push_back(work[--high]);
-  }
-  work.swap(spread);
+void sort_dearest_first(std::vector<Work>& work, Cost&& cost) {
+  std::stable_sort(work.begin(), work.end(), [&](const Work& a, const Work& b) { return cost(a) > cost(b); });
 }
 
 }  // namespace mindspeed::cpu

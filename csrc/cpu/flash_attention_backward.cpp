@@ -25,11 +25,12 @@ void check_like(const char* name, const Tensor& tensor, const std::vector<int64_
 }
 
 // The wave of a tile is the diagonal that it lies on, counting tiles.
-std::vector<std::vector<AttentionTile>> waves_of_tiles(const AttentionArguments& arguments, int64_t queries_per_tile) {
-  const AttentionProblem& problem = arguments.problem;
+std::vector<std::vector<AttentionTile>> waves_of_tiles(const AttentionProblem& problem,
+                                                       const std::vector<AttentionSequence>& sequences,
+                                                       int64_t queries_per_tile) {
   std::vector<std::vector<AttentionTile>> waves;
-  for (size_t s = 0; s < arguments.sequences.size(); ++s) {
-    const AttentionSequence& sequence = arguments.sequences[s];
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const AttentionSequence& sequence = sequences[s];
     const int64_t key_tiles = ceil_divide(sequence.key_length, problem.key_block);
     const int64_t query_tiles = ceil_divide(sequence.query_length, queries_per_tile);
     const int64_t diagonals = std::max(key_tiles, query_tiles);
@@ -46,8 +47,8 @@ std::vector<std::vector<AttentionTile>> waves_of_tiles(const AttentionArguments&
     }
   }
   for (auto& tiles : waves)
-    spread_evenly(tiles, [&](const AttentionTile& tile) {
-      const AttentionSequence& sequence = arguments.sequences[tile.sequence];
+    sort_dearest_first(tiles, [&](const AttentionTile& tile) {
+      const AttentionSequence& sequence = sequences[tile.sequence];
       return std::min(queries_per_tile, sequence.query_length - tile.query_begin) *
              std::min(problem.key_block, sequence.key_length - tile.key_begin);
     });
@@ -88,7 +89,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
   const AttentionArguments arguments(
       kOp, q, k, v, {sinks, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window, softcap});
   AttentionProblem problem = arguments.problem;
-  if (problem.type == DType::kBFloat16) problem.query_block *= 2;  // of half the size, and keys' sums move less often
+  // Larger blocks than forward's, so that packing and sums move less often. Of bfloat16, keys are many already.
+  (problem.type == DType::kBFloat16 ? problem.query_block : problem.key_block) *= 2;
   std::vector<int64_t> out_sizes = sizes_of(q), row_sizes = {problem.num_heads, problem.query_tokens};
   out_sizes.back() = problem.value_dim;
   if (q.dim() == 4) row_sizes.insert(row_sizes.begin(), arguments.batch);
@@ -121,25 +123,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
 
   Tensor grad_q = zero_sums(q), grad_k = zero_sums(k), grad_v = zero_sums(v);
   const int64_t queries_per_tile = 2 * problem.query_block;
-  for (const std::vector<AttentionTile>& tiles : waves_of_tiles(arguments, queries_per_tile)) {
+  for (const std::vector<AttentionTile>& tiles : waves_of_tiles(problem, arguments.sequences, queries_per_tile)) {
     const int64_t num_tiles = tiles.size();
-    run_parallel(flash_attention_backward_kernel, num_tiles * problem.num_kv_heads,
-                 queries_per_tile * problem.key_block * problem.head_dim,
-                 FlashAttentionBackward{
-                     .problem = problem,
-                     .queries_per_tile = queries_per_tile,
-                     .num_tiles = num_tiles,
-                     .tiles = tiles.data(),
-                     .grad_out = attention_input(grad_out),
-                     .logsumexp = logsumexp.const_data_ptr<float>(),
-                     .delta = delta.const_data_ptr<float>(),
-                     .grad_q = grad_q.mutable_data_ptr<float>(),
-                     .grad_k = grad_k.mutable_data_ptr<float>(),
-                     .grad_v = grad_v.mutable_data_ptr<float>(),
-                     .grad_q_strides = attention_strides(grad_q),
-                     .grad_k_strides = attention_strides(grad_k),
-                     .grad_v_strides = attention_strides(grad_v),
-                 });
+    run_dynamic(flash_attention_backward_kernel, num_tiles * problem.num_kv_heads,
+                FlashAttentionBackward{
+                    .problem = problem,
+                    .queries_per_tile = queries_per_tile,
+                    .num_tiles = num_tiles,
+                    .tiles = tiles.data(),
+                    .grad_out = attention_input(grad_out),
+                    .logsumexp = logsumexp.const_data_ptr<float>(),
+                    .delta = delta.const_data_ptr<float>(),
+                    .grad_q = grad_q.mutable_data_ptr<float>(),
+                    .grad_k = grad_k.mutable_data_ptr<float>(),
+                    .grad_v = grad_v.mutable_data_ptr<float>(),
+                    .grad_q_strides = attention_strides(grad_q),
+                    .grad_k_strides = attention_strides(grad_k),
+                    .grad_v_strides = attention_strides(grad_v),
+                });
   }
   const ScalarType dtype = q.scalar_type();
   Tensor grad_sinks = sinks ? sum_chunks(partial_sinks, sinks->scalar_type()) : empty({0}, dtype);
