@@ -46,6 +46,19 @@ def test_values_and_gradients(dtype, batch, seq_q, seq_k, heads, kv_heads, head_
 
 
 @pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": False}, {"window": 300}, {"cu_seqlens_q": ends(30, 420, 450), "cu_seqlens_k": ends(470, 380, 50)}],
+    ids=["causal", "full", "window", "packed"],
+)
+def test_several_tiles(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """More keys than the 384, and more queries than the 384 (float32: 192), that backward takes at a time."""
+    torch.manual_seed(20)
+    leading = (900,) if "cu_seqlens_q" in options else (1, 900)
+    check(*randoms((*leading, 2, 16), (*leading, 1, 16), (*leading, 1, 24), dtype=dtype), **options)
+
+
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES, ids=str)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("window", [None, 1, 5, 64, 1000])
 def test_options(dtype: torch.dtype, causal: bool, window: int | None) -> None:
@@ -196,10 +209,10 @@ def test_sinks_take_part_of_the_probability() -> None:
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_thread_count_does_not_show(dtype: torch.dtype, packed: bool) -> None:
     torch.manual_seed(16)
-    leading = (300,) if packed else (2, 150)
-    q, k, v, grad = randoms((*leading, 4, 32), (*leading, 2, 32), (*leading, 2, 32), (*leading, 4, 32), dtype=dtype)
-    options = {"cu_seqlens_q": ends(40, 200, 60), "cu_seqlens_k": ends(40, 200, 60)} if packed else {}
-    grads = [grad, torch.randn(4, 300) if packed else torch.randn(2, 4, 150)]
+    leading = (1200,) if packed else (2, 800)
+    q, k, v, grad = randoms((*leading, 4, 16), (*leading, 2, 16), (*leading, 2, 16), (*leading, 4, 16), dtype=dtype)
+    options = {"cu_seqlens_q": ends(40, 800, 360), "cu_seqlens_k": ends(40, 800, 360)} if packed else {}
+    grads = [grad, torch.randn(4, 1200) if packed else torch.randn(2, 4, 800)]
     results = on_threads((1, 2, 3, 2), lambda: run(q, k, v, torch.ones(4), grads, **options))
     for outputs, input_grads in results[1:]:
         assert all(map(torch.equal, outputs + input_grads, results[0][0] + results[0][1]))
