@@ -11,15 +11,23 @@ writes it next to this file. Tensors are contiguous CPU tensors of float32, bflo
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from mindspeed_kernels.ascend_twin_attention import (
+    FORWARD,
+    KEY_GRADIENT,
+    QUERY_GRADIENT,
+    AttentionTiling,
+    attention_tiling,
+    key_blocks,
+    query_blocks,
+)
 
 LIBRARY = Path(__file__).with_name("_ascend_twin.so")
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as csrc/ascend/launch/twin.h
@@ -32,11 +40,15 @@ class Report:
     Attributes:
         errors: what the hardware would hang on, trap on or silently get wrong, in words.
         sync_sites: the places ("file.h:12") where the kernel waited.
+        queues: of each queue, by the place of its InitBuffer: its ``buffers``, how many were ``filled`` by all cores,
+            and how many of these ``overlapped``: nothing had the copy or computation that filled one wait for what
+            emptied the one before it.
         counters: bytes, operations and memory; csrc/ascend/twin/core.h names them.
     """
 
     errors: list[str]
     sync_sites: list[str]
+    queues: dict[str, dict[str, int]]
     counters: dict[str, int]
 
     def __add__(self, other: Report) -> Report:
@@ -45,11 +57,16 @@ class Report:
             name: max(count, other.counters[name]) if name.startswith("peak") else count + other.counters[name]
             for name, count in self.counters.items()
         }
-        return Report(self.errors + other.errors, sorted({*self.sync_sites, *other.sync_sites}), counters)
+        queues = {site: dict(use) for site, use in self.queues.items()}
+        for site, use in other.queues.items():
+            both = queues.setdefault(site, {"buffers": use["buffers"], "filled": 0, "overlapped": 0})
+            both["filled"] += use["filled"]
+            both["overlapped"] += use["overlapped"]
+        return Report(self.errors + other.errors, sorted({*self.sync_sites, *other.sync_sites}), queues, counters)
 
 
 class _Run(ctypes.Structure):
-    _fields_ = (("blocks", ctypes.c_int), ("dropped_sync", ctypes.c_char_p))
+    _fields_ = (("blocks", ctypes.c_int), ("dropped_sync", ctypes.c_char_p), ("max_buffers", ctypes.c_int))
 
 
 class _Strides(ctypes.Structure):
@@ -81,20 +98,6 @@ class _RotaryTiling(ctypes.Structure):
     )
 
 
-class _AttentionTiling(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim")),
-        *((name, ctypes.c_int64) for name in ("queries", "blocks")),
-        ("scale", ctypes.c_float),
-        ("softcap", ctypes.c_float),
-        ("causal", ctypes.c_bool),
-        ("has_sinks", ctypes.c_bool),
-        ("window", ctypes.c_int64),
-        ("per_core", ctypes.c_int32),
-        ("chunk", ctypes.c_int32),
-    )
-
-
 class AscendTwin:
     """The kernels, each run on ``blocks`` blocks: vector cores, or cube cores with two vector cores each.
 
@@ -102,22 +105,29 @@ class AscendTwin:
         library: where the build put the library.
         blocks: how many blocks to launch.
         dropped_sync: a place of ``Report.sync_sites`` that is to have no effect, as if it had been left out.
+        max_buffers: the most that a queue gets, whatever it asks for; 0 for no limit.
 
     ``report`` is that of the last call. A call raises RuntimeError with the errors unless ``tolerant``.
     """
 
     def __init__(
-        self, library: Path = LIBRARY, *, blocks: int = 2, dropped_sync: str = "", tolerant: bool = False
+        self,
+        library: Path = LIBRARY,
+        *,
+        blocks: int = 2,
+        dropped_sync: str = "",
+        max_buffers: int = 0,
+        tolerant: bool = False,
     ) -> None:
         if not library.exists():
             raise FileNotFoundError(
                 f"{library} is not there; build it: cmake -S csrc/ascend -B build/ascend && cmake --build build/ascend"
             )
         self._library = ctypes.CDLL(str(library))
-        self._run = _Run(blocks, dropped_sync.encode())
+        self._run = _Run(blocks, dropped_sync.encode(), max_buffers)
         self._tolerant = tolerant
         self.blocks = blocks
-        self.report = Report([], [], {})
+        self.report = Report([], [], {}, {})
 
     def _call(self, name: str, *arguments: Any) -> Report:
         function = getattr(self._library, name)
@@ -266,9 +276,9 @@ class AscendTwin:
 
         ``sinks`` are float32. ``options``: causal, scale, window, softcap, cu_seqlens_q, cu_seqlens_k.
         """
-        tiling, ends_q, ends_k = _attention(q, k, v, **options)
-        per_block, workspace = self._attention_sizes(_FORWARD, q.dtype, tiling)
-        blocks = _query_blocks(ends_q, ends_k, query_offsets, per_block)
+        tiling, ends_q, ends_k = attention_tiling(q, k, v, **options)
+        per_block, workspace = self._attention_sizes(FORWARD, q.dtype, tiling)
+        blocks = query_blocks(ends_q, ends_k, query_offsets, per_block)
         tiling.blocks = len(blocks)
         out = q.new_empty(*q.shape[:2], v.shape[2])
         logsumexp = q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
@@ -290,7 +300,7 @@ class AscendTwin:
         **options: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of q, k and v, of two kernels; ``report`` is that of both."""
-        tiling, ends_q, ends_k = _attention(q, k, v, **options)
+        tiling, ends_q, ends_k = attention_tiling(q, k, v, **options)
         blind = logsumexp == -torch.inf
         delta = (grad_out.float() * out.float()).sum(-1).T.contiguous()  # [num_heads, queries]
         if grad_logsumexp is not None:
@@ -299,8 +309,8 @@ class AscendTwin:
         grads = [torch.empty_like(t) for t in (q, k, v)]
         reports = []
         for kernel, table, outputs in (
-            (_QUERY_GRADIENT, _query_blocks, (grads[0], None, None)),
-            (_KEY_GRADIENT, _key_blocks, (None, grads[1], grads[2])),
+            (QUERY_GRADIENT, query_blocks, (grads[0], None, None)),
+            (KEY_GRADIENT, key_blocks, (None, grads[1], grads[2])),
         ):
             per_block, workspace = self._attention_sizes(kernel, q.dtype, tiling)
             blocks = table(ends_q, ends_k, query_offsets, per_block)
@@ -313,7 +323,7 @@ class AscendTwin:
         self.report = reports[0] + reports[1]
         return grads[0], grads[1], grads[2]
 
-    def _attention_sizes(self, kernel: int, dtype: torch.dtype, tiling: _AttentionTiling) -> tuple[int, Tensor]:
+    def _attention_sizes(self, kernel: int, dtype: torch.dtype, tiling: AttentionTiling) -> tuple[int, Tensor]:
         """Rows of a block, which ``tiling`` is told too, and workspaces for all blocks of cores."""
 
         def size(name: str) -> int:
@@ -324,61 +334,6 @@ class AscendTwin:
         per_block = max(1, size("twin_attention_rows"))  # 0: the launcher will refuse
         workspace = torch.empty(self.blocks * size("twin_attention_workspace"), dtype=torch.uint8)
         return per_block, workspace
-
-
-_FORWARD, _QUERY_GRADIENT, _KEY_GRADIENT = range(3)  # AttentionKernel of csrc/ascend/kernels/flash_attention_tiling.h
-
-
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-) -> tuple[_AttentionTiling, list[int], list[int]]:
-    """What all attention kernels are told, and where sequences begin and end."""
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    shape = q.shape[1], k.shape[1], q.shape[2], v.shape[2], q.shape[0]
-    tiling = _AttentionTiling(*shape, 0, scale, softcap or 0.0, causal, False, window or 0)
-    ends_q = [0, q.shape[0]] if cu_seqlens_q is None else cu_seqlens_q.tolist()
-    ends_k = [0, k.shape[0]] if cu_seqlens_k is None else cu_seqlens_k.tolist()
-    return tiling, ends_q, ends_k
-
-
-def _sequences(
-    ends_q: list[int], ends_k: list[int], offsets: Tensor | None
-) -> Iterator[tuple[int, int, int, int, int]]:
-    """First and last row of each sequence's queries and keys, and the key at which its first query sits."""
-    for i, ((query, end_q), (key, end_k)) in enumerate(
-        zip(itertools.pairwise(ends_q), itertools.pairwise(ends_k), strict=True)
-    ):
-        default = (end_k - key) - (end_q - query)
-        yield query, end_q, key, end_k, default if offsets is None else int(offsets[i])
-
-
-def _query_blocks(ends_q: list[int], ends_k: list[int], offsets: Tensor | None, per_block: int) -> Tensor:
-    """QueryBlock of csrc/ascend/kernels/flash_attention_tiling.h for all queries."""
-    rows = [
-        (start, min(per_block, end_q - start), key, end_k - key, offset + start - query)
-        for query, end_q, key, end_k, offset in _sequences(ends_q, ends_k, offsets)
-        for start in range(query, end_q, per_block)
-    ]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 5)
-
-
-def _key_blocks(ends_q: list[int], ends_k: list[int], offsets: Tensor | None, per_block: int) -> Tensor:
-    """KeyBlock for all keys."""
-    rows = [
-        (start, min(per_block, end_k - start), start - key, query, end_q - query, offset)
-        for query, end_q, key, end_k, offset in _sequences(ends_q, ends_k, offsets)
-        for start in range(key, end_k, per_block)
-    ]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
 
 
 def _twin_heads(x: Tensor, y: Tensor) -> _TwinHeads:

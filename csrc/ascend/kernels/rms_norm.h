@@ -12,12 +12,12 @@ namespace mindspeed::ascend {
 // Numbers of each row of a tile. Brcb takes eight at a time.
 __aicore__ inline int32_t PaddedRows(const Tiles& tiles) { return int32_t(round_up(tiles.rows, kFloatsPerBlock)); }
 
-// The weight of the columns that are worked on, loaded when they change.
+// The weight of the columns that are worked on, loaded when they change: once if rows are whole.
 class WeightColumns {
  public:
   __aicore__ inline void Init(TPipe& pipe, GM_ADDR weight, const Tiles& tiles) {
     weight_ = GlobalOf<float>(weight, tiles.matrix_columns);
-    pipe.InitBuffer(queue_, 1, tiles.columns * sizeof(float));
+    pipe.InitBuffer(queue_, tiles.across() > 1 ? 2 : 1, tiles.columns * sizeof(float));
   }
 
   __aicore__ inline LocalTensor<float> Get(int64_t column, int32_t columns) {
@@ -55,12 +55,12 @@ class RmsNormForward {
     x_ = GlobalOf<X>(x, size), residual_ = GlobalOf<X>(residual, size), sum_ = GlobalOf<X>(sum, size);
     y_ = GlobalOf<Y>(y, size), rstd_ = GlobalOf<float>(rstd, tiles.matrix_rows);
     size_ = tiles.rows * tiles.columns, rows_ = PaddedRows(tiles);
-    pipe_.InitBuffer(xQueue_, tiles.buffers, size_ * sizeof(X));
+    pipe_.InitBuffer(xQueue_, 2, size_ * sizeof(X));
     if (tiling.has_residual) {
-      pipe_.InitBuffer(residualQueue_, tiles.buffers, size_ * sizeof(X));
-      pipe_.InitBuffer(sumQueue_, tiles.buffers, size_ * sizeof(X));
+      pipe_.InitBuffer(residualQueue_, 2, size_ * sizeof(X));
+      pipe_.InitBuffer(sumQueue_, 2, size_ * sizeof(X));
     }
-    pipe_.InitBuffer(yQueue_, tiles.buffers, size_ * sizeof(Y));
+    pipe_.InitBuffer(yQueue_, 2, size_ * sizeof(Y));
     pipe_.InitBuffer(rstdQueue_, 2, rows_ * sizeof(float));
     pipe_.InitBuffer(scratch_, 2 * size_ * sizeof(float));
     pipe_.InitBuffer(scalars_, (3 + kFloatsPerBlock) * rows_ * sizeof(float));

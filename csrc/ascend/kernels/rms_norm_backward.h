@@ -23,11 +23,10 @@ class RmsNormBackward {
     gradWeight_ = GlobalOf<float>(gradWeight, tiles.matrix_columns);
     partial_ = GlobalOf<float>(workspace, GetBlockNum() * tiles.matrix_columns);
     size_ = tiles.rows * tiles.columns, rows_ = PaddedRows(tiles);
-    pipe_.InitBuffer(gradYQueue_, tiles.buffers, size_ * sizeof(Y));
-    pipe_.InitBuffer(xQueue_, tiles.buffers, size_ * sizeof(X));
-    if (tiling.has_residual) pipe_.InitBuffer(gradSumQueue_, 1, size_ * sizeof(X));
-    pipe_.InitBuffer(numbersQueue_, 1, larger(rows_, tiles.columns) * sizeof(float));
-    pipe_.InitBuffer(gradXQueue_, tiles.buffers, size_ * sizeof(X));
+    pipe_.InitBuffer(gradYQueue_, 2, size_ * sizeof(Y));
+    pipe_.InitBuffer(xQueue_, 2, size_ * sizeof(X));
+    pipe_.InitBuffer(numbersQueue_, 2, kRmsNormPartialSums * sizeof(float));
+    pipe_.InitBuffer(gradXQueue_, 2, size_ * sizeof(X));
     pipe_.InitBuffer(scratch_, 3 * size_ * sizeof(float));
     pipe_.InitBuffer(scalars_, (2 + 2 * kFloatsPerBlock) * rows_ * sizeof(float));
     if (tiling.has_weight) weight_.Init(pipe_, weight, tiles);
@@ -37,7 +36,7 @@ class RmsNormBackward {
     Duplicate(dots_, 0.0f, rows_);
     if (tiling.weight_gradient) {
       const int32_t hidden = round_up(tiles.matrix_columns, kRowElements);
-      pipe_.InitBuffer(sumQueue_, 1, hidden * sizeof(float));
+      pipe_.InitBuffer(sumQueue_, 1, hidden * sizeof(float));  // kept
       weightSum_ = sumQueue_.AllocTensor<float>();
       Duplicate(weightSum_, 0.0f, hidden);
     }
@@ -56,8 +55,9 @@ class RmsNormBackward {
       for (int64_t column = 0; column < across; ++column) {
         const Tile tile(tiling_.tiles, row, column, kWidth);
         if (across > 1) Load(tile);
-        if (tiling_.weight_gradient) AddWeightGradient(tile);
-        ComputeGradX(tile);
+        LocalTensor<X> gradX = gradXQueue_.template AllocTensor<X>();
+        if (tiling_.weight_gradient) AddWeightGradient(tile, gradX);
+        ComputeGradX(tile, gradX);
       }
     }
     weight_.Free();
@@ -83,10 +83,10 @@ class RmsNormBackward {
   __aicore__ inline void Load(const Tile& tile) {
     const int64_t stride = tiling_.tiles.matrix_columns;
     LocalTensor<Y> gradY = gradYQueue_.template AllocTensor<Y>();
-    LocalTensor<X> x = xQueue_.template AllocTensor<X>();
     CopyRowsIn(gradY, gradY_[At(tile)], tile.rows, tile.columns, tile.width, stride);
-    CopyRowsIn(x, x_[At(tile)], tile.rows, tile.columns, tile.width, stride);
     gradYQueue_.EnQue(gradY);
+    LocalTensor<X> x = xQueue_.template AllocTensor<X>();
+    CopyRowsIn(x, x_[At(tile)], tile.rows, tile.columns, tile.width, stride);
     xQueue_.EnQue(x);
     gradY = gradYQueue_.template DeQue<Y>(), x = xQueue_.template DeQue<X>();
     for (int32_t r = 0; r < tile.rows; ++r) {
@@ -135,18 +135,16 @@ class RmsNormBackward {
     Broadcast(dotBlocks_, dots_, rows_);
   }
 
-  // The columns' sums of grad_y · x̂, with the x̂ that met the weight.
-  __aicore__ inline void AddWeightGradient(const Tile& tile) {
+  // The columns' sums of grad_y · x̂, with the x̂ that met the weight, for which `rounded` is scratch.
+  __aicore__ inline void AddWeightGradient(const Tile& tile, const LocalTensor<X>& rounded) {
     LocalTensor<float> factor = normalized_;
     if (tiling_.round_before_weight && !std::is_same_v<X, float>) {
-      LocalTensor<X> rounded = gradXQueue_.template AllocTensor<X>();
       for (int32_t r = 0; r < tile.rows; ++r) {
         Narrow(rounded[r * tile.width], normalized_[r * tile.width], tile.columns);
       }
       PipeBarrier<PIPE_V>();
       for (int32_t r = 0; r < tile.rows; ++r) Widen(work_[r * tile.width], rounded[r * tile.width], tile.columns);
       PipeBarrier<PIPE_V>();
-      gradXQueue_.FreeTensor(rounded);
       factor = work_;
     }
     for (int32_t r = 0; r < tile.rows; ++r) {
@@ -159,7 +157,7 @@ class RmsNormBackward {
     PipeBarrier<PIPE_V>();
   }
 
-  __aicore__ inline void ComputeGradX(const Tile& tile) {
+  __aicore__ inline void ComputeGradX(const Tile& tile, LocalTensor<X>& gradX) {
     const int64_t stride = tiling_.tiles.matrix_columns;
     TimesWeight(work_, tile);
     for (int32_t r = 0; r < tile.rows; ++r) {
@@ -174,19 +172,18 @@ class RmsNormBackward {
       ScaleRow(work_[r * tile.width], rstdBlocks_[r * kFloatsPerBlock], tile.columns);
     }
     if (tiling_.has_residual) {
-      LocalTensor<X> gradSum = gradSumQueue_.template AllocTensor<X>();
+      LocalTensor<X> gradSum = xQueue_.template AllocTensor<X>();  // x has been given back
       CopyRowsIn(gradSum, gradSum_[At(tile)], tile.rows, tile.columns, tile.width, stride);
-      gradSumQueue_.EnQue(gradSum);
-      gradSum = gradSumQueue_.template DeQue<X>();
+      xQueue_.EnQue(gradSum);
+      gradSum = xQueue_.template DeQue<X>();
       Widen(normalized_, gradSum, tile.count());
-      gradSumQueue_.FreeTensor(gradSum);
+      xQueue_.FreeTensor(gradSum);
       PipeBarrier<PIPE_V>();
       for (int32_t r = 0; r < tile.rows; ++r) {
         Add(work_[r * tile.width], work_[r * tile.width], normalized_[r * tile.width], tile.columns);
       }
     }
     PipeBarrier<PIPE_V>();
-    LocalTensor<X> gradX = gradXQueue_.template AllocTensor<X>();
     for (int32_t r = 0; r < tile.rows; ++r) Narrow(gradX[r * tile.width], work_[r * tile.width], tile.columns);
     gradXQueue_.EnQue(gradX);
     gradX = gradXQueue_.template DeQue<X>();
@@ -207,10 +204,9 @@ class RmsNormBackward {
     if (columns == 0) return;
     weightSum_ = sumQueue_.AllocTensor<float>();
     Duplicate(weightSum_, 0.0f, columns);
-    const int64_t part = smaller<int64_t>(tiling_.tiles.columns, columns);
     for (int64_t core = 0; core < cores; ++core) {
-      for (int64_t column = 0; column < columns; column += part) {
-        const int32_t count = smaller(part, columns - column);
+      for (int64_t column = 0; column < columns; column += kRmsNormPartialSums) {
+        const int32_t count = int32_t(smaller<int64_t>(kRmsNormPartialSums, columns - column));
         LocalTensor<float> sums = numbersQueue_.AllocTensor<float>();
         CopyRowsIn(sums, partial_[core * hidden + first + column], 1, count, round_up(count, kFloatsPerBlock), count);
         numbersQueue_.EnQue(sums);
@@ -229,7 +225,7 @@ class RmsNormBackward {
   RmsNormTiling tiling_;
   int32_t size_, rows_;  // elements of a tile, numbers of its rows
   TPipe pipe_;
-  TQue<TPosition::VECIN, 1> gradYQueue_, xQueue_, gradSumQueue_, numbersQueue_;
+  TQue<TPosition::VECIN, 1> gradYQueue_, xQueue_, numbersQueue_;
   TQue<TPosition::VECOUT, 1> gradXQueue_, sumQueue_;
   TBuf<TPosition::VECCALC> scratch_, scalars_;
   WeightColumns weight_;

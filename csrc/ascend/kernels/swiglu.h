@@ -25,9 +25,9 @@ class SwigluForward {
     up_ = GlobalOf<T>(up, last * tiling.up_stride + tiles.matrix_columns);
     y_ = GlobalOf<T>(y, tiles.matrix_rows * tiles.matrix_columns);
     const uint32_t elements = tiles.rows * tiles.columns;
-    pipe_.InitBuffer(gateQueue_, tiles.buffers, elements * sizeof(T));
-    pipe_.InitBuffer(upQueue_, tiles.buffers, elements * sizeof(T));
-    pipe_.InitBuffer(yQueue_, tiles.buffers, elements * sizeof(T));
+    pipe_.InitBuffer(gateQueue_, 2, elements * sizeof(T));
+    pipe_.InitBuffer(upQueue_, 2, elements * sizeof(T));
+    pipe_.InitBuffer(yQueue_, 2, elements * sizeof(T));
     pipe_.InitBuffer(scratch_, 3 * elements * sizeof(float));
   }
 
@@ -104,11 +104,11 @@ class SwigluBackward {
     gate_ = GlobalOf<T>(gate, gateSize), gradGate_ = GlobalOf<T>(gradGate, gateSize);
     up_ = GlobalOf<T>(up, upSize), gradUp_ = GlobalOf<T>(gradUp, upSize);
     const uint32_t elements = tiles.rows * tiles.columns;
-    pipe_.InitBuffer(gradYQueue_, tiles.buffers, elements * sizeof(T));
-    pipe_.InitBuffer(gateQueue_, tiles.buffers, elements * sizeof(T));
-    pipe_.InitBuffer(upQueue_, tiles.buffers, elements * sizeof(T));
-    pipe_.InitBuffer(gradGateQueue_, tiles.buffers, elements * sizeof(T));
-    pipe_.InitBuffer(gradUpQueue_, tiles.buffers, elements * sizeof(T));
+    pipe_.InitBuffer(gradYQueue_, 2, elements * sizeof(T));
+    pipe_.InitBuffer(gateQueue_, 2, elements * sizeof(T));
+    pipe_.InitBuffer(upQueue_, 2, elements * sizeof(T));
+    pipe_.InitBuffer(gradGateQueue_, 2, elements * sizeof(T));
+    pipe_.InitBuffer(gradUpQueue_, 2, elements * sizeof(T));
     pipe_.InitBuffer(scratch_, 5 * elements * sizeof(float));
   }
 

@@ -38,36 +38,33 @@ constexpr int64_t kMaxMatrixStride = 65535;
 struct Tiles {
   int64_t matrix_rows, matrix_columns;
   int32_t rows, columns;
-  int32_t buffers;  // of each queue: 2 lets copies and computations overlap
 
   BOTH_SIDES constexpr int64_t down() const { return ceil_div(matrix_rows, rows); }
   BOTH_SIDES constexpr int64_t across() const { return ceil_div(matrix_columns, columns); }
 };
 
 // The bytes of the unified buffer that a kernel needs for each element of a tile, row of it and column of it, and
-// besides.
+// besides. Queues have two buffers, so that copies and computations overlap.
 struct Footprint {
-  int64_t queued;  // per element, in queues of one buffer each
-  int64_t scratch, per_row = 0, per_column = 0, fixed = 0;
+  int64_t queued;  // per element, in one buffer of each queue
+  int64_t scratch, per_row = 0;
+  int64_t per_column = 0;  // in one buffer; whole rows need no other: what all of them share is loaded once
+  int64_t fixed = 0;
 
-  int64_t bytes(int64_t rows, int64_t columns, int64_t buffers) const {
-    return rows * columns * (queued * buffers + scratch) + rows * per_row + columns * per_column + fixed;
+  int64_t bytes(int64_t rows, int64_t columns, bool whole) const {
+    return rows * columns * (2 * queued + scratch) + rows * per_row + columns * per_column * (whole ? 1 : 2) + fixed;
   }
 };
 
-// The largest tiles that fit, but no fewer than there are cores if the matrix has the rows. Whole rows if one fits,
-// with one buffer in each queue if need be.
+// The largest tiles that fit, but no fewer than there are cores if the matrix has the rows. Whole rows if one fits.
 inline Tiles tile(int64_t rows, int64_t columns, const Footprint& footprint, int64_t cores) {
   constexpr int64_t kMaxRows = 128, kMaxColumns = 8192;
-  const auto fits = [&](int64_t r, int64_t c, int64_t buffers) {
-    return footprint.bytes(r, c, buffers) <= kUnifiedBufferBudget;
-  };
-  int64_t part = smaller(round_up(columns, kRowElements), kMaxColumns), buffers = 2;
-  if (!fits(1, part, 2)) buffers = part >= columns && fits(1, part, 1) ? 1 : 2;
-  while (!fits(1, part, buffers)) part = round_up(part / 2, kRowElements);
+  const auto fits = [&](int64_t r, int64_t c) { return footprint.bytes(r, c, c >= columns) <= kUnifiedBufferBudget; };
+  int64_t part = smaller(round_up(columns, kRowElements), kMaxColumns);
+  while (!fits(1, part)) part = round_up(part / 2, kRowElements);
   int64_t height = 1;
-  while (height < kMaxRows && 2 * height * cores <= rows && fits(2 * height, part, buffers)) height *= 2;
-  return {rows, columns, int32_t(height), int32_t(smaller(part, round_up(columns, kRowElements))), int32_t(buffers)};
+  while (height < kMaxRows && 2 * height * cores <= rows && fits(2 * height, part)) height *= 2;
+  return {rows, columns, int32_t(height), int32_t(part)};
 }
 
 }  // namespace mindspeed::ascend

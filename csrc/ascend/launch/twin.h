@@ -7,16 +7,18 @@
 
 namespace mindspeed::ascend {
 
-// How to run: on how many blocks, and without which barrier or wait ("file.h:12", or "").
+// How to run: on how many blocks, without which barrier or wait ("file.h:12", or ""), and with how many buffers per
+// queue at most (0: as many as it asks for).
 struct Run {
   int blocks;
   const char* dropped_sync;
+  int max_buffers;
 };
 
 // `start` launches one kernel.
 template <class F>
 char* run(const Run& how, F start) {
-  TwinRun here{how.dropped_sync, {}};
+  TwinRun here{how.dropped_sync, how.max_buffers, {}};
   twin_run = &here;
   start(Launch{how.blocks, nullptr});
   twin_run = nullptr;

@@ -10,10 +10,11 @@ namespace mindspeed::ascend {
 
 using ascend_twin::Cores;
 
-// Launches of this thread that leave out a barrier or wait ("file.h:12", or "") and are reported on. Without one, what
-// the twin finds is thrown.
+// Launches of this thread that leave out a barrier or wait ("file.h:12", or ""), give queues no more buffers than a
+// limit (or 0), and are reported on. Without one, what the twin finds is thrown.
 struct TwinRun {
   std::string dropped_sync;
+  int max_buffers;
   ascend_twin::Report report;
 };
 
@@ -32,9 +33,10 @@ template <class Kernel, class... Arguments>
 void launch_on_twin(const char* name, Cores cores, const Launch& launch, Kernel kernel, const Arguments&... arguments) {
   std::vector<ascend_twin::GlobalBuffer> buffers;
   (add_buffer(buffers, arguments), ...);
-  const std::string dropped_sync = twin_run == nullptr ? "" : twin_run->dropped_sync;
-  ascend_twin::Report report = ascend_twin::launch({name, true, dropped_sync}, cores, launch.blocks, std::move(buffers),
-                                                   [&] { kernel(arguments...); });
+  ascend_twin::Options options{name};
+  if (twin_run != nullptr) options.dropped_sync = twin_run->dropped_sync, options.max_buffers = twin_run->max_buffers;
+  ascend_twin::Report report =
+      ascend_twin::launch(options, cores, launch.blocks, std::move(buffers), [&] { kernel(arguments...); });
   if (twin_run != nullptr) {
     twin_run->report = std::move(report);
     return;

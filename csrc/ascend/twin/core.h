@@ -75,6 +75,15 @@ struct Counters {
   }
 };
 
+// What became of the buffers of a queue.
+struct QueueUse {
+  int buffers = 0;
+  uint64_t filled = 0;
+  // Of these, the ones that could be filled while the one before them was emptied: no flag, barrier or wait has the
+  // pipe that fills wait for anything that the other one does with that buffer.
+  uint64_t overlapped = 0;
+};
+
 struct Options {
   std::string kernel;
   // Without it, instructions of the vector pipe are taken to wait for each other, and the scalar pipe and the others
@@ -82,11 +91,13 @@ struct Options {
   bool strict = true;
   // "file.h:12": the barrier or wait at this place has no effect, as if it had been left out.
   std::string dropped_sync = "";
+  int max_buffers = 0;  // of a queue, whatever it asks for; 0: no limit
 };
 
 struct Report {
   std::vector<std::string> errors;
-  std::set<std::string> sync_sites;  // where barriers and waits were executed
+  std::set<std::string> sync_sites;        // where barriers and waits were executed
+  std::map<std::string, QueueUse> queues;  // by where their InitBuffer is, of all cores
   Counters counters;
 };
 
@@ -102,6 +113,8 @@ struct Buffer {
   uint32_t generation = 0;       // counts the allocations from its queue, so that a stale tensor is known
   AscendC::HardEvent emptied{};  // the flag that FreeTensor sets, of the pipes of its queue
   int enqueued_event = -1, freed_event = -1;
+  bool taken = false;     // since it was filled last
+  uint64_t taken_at = 0;  // what the pipe that empties it had been given by then
 };
 
 // The cores that send a flag together: mode, flag, kind of core, block (-1: all blocks).
@@ -160,6 +173,7 @@ struct Core {
   bool atomic_add = false;
   bool full_float = false;  // products of floats are known not to round them
   Counters counters;
+  std::map<std::string, QueueUse> queues;
 
   Core(Launch& launch, CoreKind kind, int index, int block, int sub_block)
       : launch(launch), kind(kind), index(index), block(block), sub_block(sub_block) {

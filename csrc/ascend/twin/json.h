@@ -34,8 +34,13 @@ inline std::string to_json(const Report& report) {
     counters += text(", \"instructions_", kPipeNames[p], "\": ", c.instructions[p]);
   }
   for (int m = 0; m < kMemories; ++m) counters += text(", \"peak_", kMemoryFacts[m].name, "\": ", c.peak[m]);
+  const std::string queues = joined(report.queues, [](const auto& queue) {
+    const auto& [site, use] = queue;
+    return text(quoted(site), ": {\"buffers\": ", use.buffers, ", \"filled\": ", use.filled,
+                ", \"overlapped\": ", use.overlapped, "}");
+  });
   return text("{\"errors\": [", joined(report.errors, quoted), "], \"sync_sites\": [",
-              joined(report.sync_sites, quoted), "], \"counters\": {", counters, "}}");
+              joined(report.sync_sites, quoted), "], \"queues\": {", queues, "}, \"counters\": {", counters, "}}");
 }
 
 // For a caller that frees it with free().

@@ -43,6 +43,10 @@ inline void run_core(Core& core, const std::function<void()>& kernel) {
   current_core = nullptr;
   const std::lock_guard<std::mutex> lock(launch.mutex);
   launch.report.counters.add(core.counters);
+  for (const auto& [site, queue] : core.queues) {
+    QueueUse& all = launch.report.queues[site];
+    all.buffers = queue.buffers, all.filled += queue.filled, all.overlapped += queue.overlapped;
+  }
   --launch.running;
   launch.changed.notify_all();
 }

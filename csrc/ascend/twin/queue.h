@@ -118,6 +118,7 @@ class TQueBind {
     buffer.state = ascend_twin::Buffer::kQueued;
     buffer.enqueued_event = ascend_twin::set_free_flag(kEvents.filled);
     queued_.push_back(&buffer);
+    note_filled(buffer);
     return true;
   }
 
@@ -127,6 +128,7 @@ class TQueBind {
     ascend_twin::Buffer& buffer = *queued_.front();
     queued_.pop_front();
     ascend_twin::wait_flag(kEvents.filled, buffer.enqueued_event);
+    buffer.taken = true, buffer.taken_at = ascend_twin::core().issued[kPipes.destination];
     buffer.state = ascend_twin::Buffer::kAllocated;
     ++buffer.generation;
     return LocalTensor<T>(buffer, kPosition, buffer.bytes);
@@ -143,6 +145,19 @@ class TQueBind {
   friend class TPipe;
 
   static constexpr ascend_twin::QueueEvents kEvents = ascend_twin::queue_events(kPosition, kDestination);
+  static constexpr ascend_twin::EventPipes kPipes = ascend_twin::pipes_of(kEvents.filled);
+
+  // Counts a buffer that was filled, and whether this could happen while the one before it was emptied.
+  void note_filled(ascend_twin::Buffer& buffer) {
+    const ascend_twin::Core& c = ascend_twin::core();
+    ++use_->filled;
+    if (last_filled_ != nullptr && last_filled_ != &buffer) {
+      const uint64_t known = c.clocks[kPipes.source][c.agent(kPipes.destination)];
+      use_->overlapped += !last_filled_->taken || known <= last_filled_->taken_at;
+    }
+    buffer.taken = false;
+    last_filled_ = &buffer;
+  }
 
   // At most eight tensors of one position may be out at once, in all queues together.
   void check_position(ascend_twin::Site site) const {
@@ -172,6 +187,8 @@ class TQueBind {
   std::vector<ascend_twin::Buffer*> buffers_;
   size_t cursor_ = 0;  // of the buffer to try first: they are used in turn
   std::deque<ascend_twin::Buffer*> queued_;
+  ascend_twin::Buffer* last_filled_ = nullptr;
+  ascend_twin::QueueUse* use_ = nullptr;
 };
 
 template <TPosition kPosition, int32_t kDepth, int kMask = 0>
@@ -215,6 +232,10 @@ class TPipe {
   bool InitBuffer(TQueBind<kPosition, kDestination, kDepth, kMask>& queue, uint8_t count, uint32_t bytes,
                   ascend_twin::Site site = ascend_twin::Site::here()) {
     bytes = (bytes + ascend_twin::kBlockBytes - 1) / ascend_twin::kBlockBytes * ascend_twin::kBlockBytes;
+    const int limit = ascend_twin::core().launch.options.max_buffers;
+    if (limit > 0) count = uint8_t(std::min<int>(count, limit));
+    queue.use_ = &ascend_twin::core().queues[site.text()];
+    queue.use_->buffers = count;
     for (int i = 0; i < count; ++i) {
       const std::string what = ascend_twin::text("buffer ", i + 1, " of ", int(count), " of the queue");
       queue.buffers_.push_back(&ascend_twin::add_buffer(kPosition, bytes, site, what));
