@@ -126,7 +126,7 @@ def test_what_the_kernels_do_not_take_goes_on(device: Device):
     """Wide heads to torch_npu's, float64 to the definition."""
     device.called.clear()
     with implementation("ascendc"):
-        kernels.flash_attention(*(torch.rand(1, 2, 1, 500, dtype=HALF, device="npu") for _ in range(3)))
+        kernels.flash_attention(*(torch.rand(1, 2, 1, 750, dtype=HALF, device="npu") for _ in range(3)))
         kernels.flash_attention(*(t.detach().double().to("npu") for t in QKV))
     assert device.called == ["npu_fusion_attention"]
 
