@@ -283,8 +283,8 @@ class GradientVector {
     for (int32_t row = 0; row < rows; row += chunk_) {
       const int32_t next = row + chunk_;
       if (next < rows) LoadProducts(from[next * dim], smaller(chunk_, rows - next), dim, width);
-      // A barrier since the last addition to the same sums was one of the softmax, or, where this core has no queries,
-      // the return of one of the two buffers: there are products for two sums.
+      // The last addition to these sums has ended: barriers of the softmax came after it, or, where this core has no
+      // queries, its buffer came back: there are products for two sums.
       LocalTensor<float> products = productsQueue_.DeQue<float>();
       Add(sums[row * width], sums[row * width], products, smaller(chunk_, rows - row) * width);
       productsQueue_.FreeTensor(products);

@@ -128,7 +128,7 @@ class TQueBind {
     ascend_twin::Buffer& buffer = *queued_.front();
     queued_.pop_front();
     ascend_twin::wait_flag(kEvents.filled, buffer.enqueued_event);
-    buffer.taken = true, buffer.taken_at = ascend_twin::core().issued[kPipes.destination];
+    buffer.taken = true, buffer.taken_at = ascend_twin::core().issued[kEnds.destination];
     buffer.state = ascend_twin::Buffer::kAllocated;
     ++buffer.generation;
     return LocalTensor<T>(buffer, kPosition, buffer.bytes);
@@ -145,14 +145,14 @@ class TQueBind {
   friend class TPipe;
 
   static constexpr ascend_twin::QueueEvents kEvents = ascend_twin::queue_events(kPosition, kDestination);
-  static constexpr ascend_twin::EventPipes kPipes = ascend_twin::pipes_of(kEvents.filled);
+  static constexpr ascend_twin::EventPipes kEnds = ascend_twin::pipes_of(kEvents.filled);
 
   // Counts a buffer that was filled, and whether this could happen while the one before it was emptied.
   void note_filled(ascend_twin::Buffer& buffer) {
     const ascend_twin::Core& c = ascend_twin::core();
     ++use_->filled;
     if (last_filled_ != nullptr && last_filled_ != &buffer) {
-      const uint64_t known = c.clocks[kPipes.source][c.agent(kPipes.destination)];
+      const uint64_t known = c.clocks[kEnds.source][c.agent(kEnds.destination)];
       use_->overlapped += !last_filled_->taken || known <= last_filled_->taken_at;
     }
     buffer.taken = false;
