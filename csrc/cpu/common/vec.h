@@ -222,6 +222,12 @@ void store(T* p, Vec v, FirstLanes lanes, bool) {
   store(p, v, lanes);
 }
 
+// Has memory bring the cache line `bytes` beyond p into the second-level cache, without waiting for it. For streams
+// that the processor does not foresee: rows in any order, or of several tensors in turn. No address is wrong.
+inline void prefetch(const void* p, int64_t bytes = 0) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + bytes), /*write=*/0, /*level=*/2);
+}
+
 // ---- Across lanes.
 
 template <int lanes, int... lane>
