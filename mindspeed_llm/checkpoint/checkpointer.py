@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 
 from mindspeed_llm.checkpoint.durable import fsync
 from mindspeed_llm.checkpoint.optimizer_state import empty_optimizer_state, optimizer_tensors, put_optimizer_state
@@ -102,11 +103,15 @@ class Checkpointer:
         optimizer_state = empty_optimizer_state(state.model, stored)
         if not optimizer_state:
             raise UserError(f"{path} holds the model only (training.save_only_model): a run can't go on from it")
+        _check_same_model(path, tensors, stored)
         try:
             dcp.load(tensors | optimizer_state, storage_reader=reader)
         except CheckpointException as error:
-            causes = "; ".join(sorted({str(failure[0]) for failure in error.failures.values()}))
-            raise DataError(f"{path} can't be read into this model: {causes}") from error
+            failures = [failure for failure, _ in error.failures.values()]
+            causes = "; ".join(sorted({str(failure) or repr(failure) for failure in failures}))
+            if all(map(_means_damage, failures)):
+                raise DataError(f"{path} is damaged: {causes}{_remedy(path)}") from error
+            raise DataError(f"{path} can't be read: {causes}") from error
         put_optimizer_state(state.model, state.optimizer, optimizer_state)
         for name, part in state.positions.items():
             part.load_state_dict(content["positions"][name])
@@ -190,7 +195,38 @@ def _damage_explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError, ValueError, KeyError, RuntimeError, UnpicklingError) as error:
-        raise DataError(f"{path} is damaged: {error!r}") from error
+        raise DataError(f"{path} is damaged: {error!r}{_remedy(path)}") from error
+
+
+def _means_damage(error: BaseException) -> bool:
+    """Does this failure of reading tensors lie in the files, rather than in memory or permissions?"""
+    return not isinstance(error, (MemoryError, torch.OutOfMemoryError, PermissionError))
+
+
+def _remedy(damaged: Path) -> str:
+    """The user chooses to lose the steps since the older checkpoint; a run does not fall back by itself."""
+    older = [path for path in damaged.parent.glob("step-*") if path.name < damaged.name and is_complete(path)]
+    if not older:
+        return "; there is no older complete checkpoint beside it"
+    return f"; to go on from the one before, set training.resume_from_checkpoint: {max(older)}"
+
+
+def _check_same_model(path: Path, tensors: Mapping[str, torch.Tensor], stored: Mapping[str, STORAGE_TYPES]) -> None:
+    """Every tensor of the model is there, in its shape, and none beside them."""
+    for name in sorted(tensors.keys() | {name for name in stored if name.startswith("model.")}):
+        tensor, metadata = tensors.get(name), stored.get(name)
+        if not isinstance(metadata, TensorStorageMetadata):
+            difference = "is missing in it"
+        elif tensor is None:
+            difference = "is in it, but not in this model"
+        elif metadata.size != tensor.shape:
+            difference = f"has the shape {list(metadata.size)} in it, {list(tensor.shape)} in this model"
+        else:
+            continue
+        raise DataError(
+            f"{path} is a checkpoint of another model: {name.removeprefix('model.')} {difference}; set "
+            "model.model_name_or_path to the model of that run, or choose another training.output_dir"
+        )
 
 
 def _model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

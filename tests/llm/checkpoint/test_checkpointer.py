@@ -94,7 +94,38 @@ def test_a_damaged_shard_is_named(tmp_path):
     checkpointer.save(1, state)
     (shard,) = checkpointer.latest().glob("*.distcp")
     shard.write_bytes(shard.read_bytes()[:200])
-    with pytest.raises(DataError, match="step-00000001 can't be read into this model"):
+    with pytest.raises(DataError, match=r"step-00000001 is damaged: .*; there is no older complete checkpoint"):
+        checkpointer.load(checkpointer.latest(), state)
+
+
+@pytest.mark.parametrize("kept", [None, 0, 0.5])
+@pytest.mark.parametrize("pattern", ["*.distcp", "state.json"])
+def test_the_newest_older_complete_checkpoint_is_offered(pattern, kept, tmp_path):
+    checkpointer, state = Checkpointer(tmp_path), training_state(steps=1)
+    for step in (1, 2, 3, 4, 5):
+        checkpointer.save(step, state)
+    (checkpointer.folder / "step-00000003" / "COMPLETE").unlink()
+    damaged = checkpointer.folder / "step-00000004"
+    (file,) = damaged.glob(pattern)
+    content = file.read_bytes()
+    file.unlink()
+    if kept is not None:
+        file.write_bytes(content[: int(kept * len(content))])
+    with pytest.raises(DataError) as raised:
+        checkpointer.load(damaged, state)
+    assert f"{damaged} is damaged: " in str(raised.value)
+    assert str(raised.value).endswith(f"training.resume_from_checkpoint: {checkpointer.folder / 'step-00000002'}")
+
+
+def test_want_of_memory_is_no_damage(tmp_path, monkeypatch):
+    checkpointer, state = Checkpointer(tmp_path), training_state(steps=1)
+    checkpointer.save(1, state)
+
+    def out_of_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(dcp.FileSystemReader, "read_data", out_of_memory)
+    with pytest.raises(DataError, match=r"step-00000001 can't be read: MemoryError\(\)$"):
         checkpointer.load(checkpointer.latest(), state)
 
 
@@ -149,11 +180,19 @@ def test_whenever_a_run_is_killed_the_newest_complete_checkpoint_is_whole(tmp_pa
     assert len(steps) > 1  # and into several of them
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "module", "difference"),
+    [
+        ("used", nn.Linear(4, 2), r"used.weight has the shape \[2, 3\] in it, \[2, 4\] in this model"),
+        ("added", nn.Linear(1, 1), "added.bias is missing in it"),
+        ("used", nn.Identity(), "used.bias is in it, but not in this model"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(name, module, difference, tmp_path):
     checkpointer, state = Checkpointer(tmp_path), training_state(steps=1)
     checkpointer.save(1, state)
-    state.model.used = nn.Linear(4, 2)
-    with pytest.raises(DataError, match="can't be read into this model"):
+    setattr(state.model, name, module)
+    with pytest.raises(DataError, match=f"step-00000001 is a checkpoint of another model: {difference}"):
         checkpointer.load(checkpointer.latest(), state)
 
 
