@@ -1,6 +1,7 @@
 """`python -m benchmarks.table`: every operator against its peers, side by side, with the ratio to the best of them."""
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,7 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.allocator != "default":
         host_memory.keep_freed_memory()
     torch.manual_seed(0)
-    results = [result for case in selected for result in run(case, options.seconds)]
+    results = []
+    for case in selected:
+        for result in run(case, options.seconds):
+            results.append(result)
+            print(*result.row()[:-1], sep="  ", file=sys.stderr, flush=True)  # the whole takes a quarter of an hour
     print(environment.describe(options.allocator), end="\n\n")
     if options.markdown:
         print(markdown(results))

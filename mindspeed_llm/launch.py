@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_llm.errors import UserError
+from mindspeed_llm.errors import DivergedError, UserError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -30,7 +30,8 @@ def report_error(error: BaseException) -> int:
     Under torchrun or ``launch`` the report goes to the file that they read, so that it is shown once for all ranks.
     """
     status = 2 if isinstance(error, UserError) else 1
-    report = f"error: {error}" if status == 2 else "".join(traceback.format_exception(error)).rstrip()
+    told = isinstance(error, UserError | DivergedError)  # the message says it all
+    report = f"error: {error}" if told else "".join(traceback.format_exception(error)).rstrip()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         details = {

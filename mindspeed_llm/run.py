@@ -35,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return launch(["-m", "mindspeed_llm.run", options.config, *overrides], options.nproc)
         else:
             _train(config)
+    except KeyboardInterrupt:  # while steps are taken, the trainer itself listens to it
+        print("stopped by Ctrl-C while not training: there was no step to finish", file=sys.stderr)
+        return 1
     except Exception as error:
         return report_error(error)
     return 0

@@ -20,7 +20,7 @@ from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import EvalLoader
 from mindspeed_llm.data.render import render_sample
 from mindspeed_llm.data.training_loader import training_loader
-from mindspeed_llm.errors import ConfigError
+from mindspeed_llm.errors import ConfigError, DivergedError
 from mindspeed_llm.flops import count_training_flops
 from mindspeed_llm.foundation import device as devices
 from mindspeed_llm.foundation.distributed import Distributed, start
@@ -291,7 +291,7 @@ class Trainer:
         limit = self.config.training.max_nonfinite_steps
         logger.warning("step %d skipped: loss or gradient norm is not finite", self.step)
         if self.nonfinite_steps > limit:
-            raise FloatingPointError(
+            raise DivergedError(
                 f"{self.nonfinite_steps} steps in a row with a loss or gradient norm that is not finite "
                 f"(training.max_nonfinite_steps is {limit}): lower training.lr or look at the data"
             )

@@ -10,7 +10,8 @@ namespace {
 using torch::stable::empty, torch::stable::full;
 
 // Blocks of queries of all sequences. A block takes about four tiles' rows, of several heads or of several tiles, since
-// keys and values are packed for each block anew.
+// keys and values are packed for each block anew. All of one head of keys come before those of the next, whose keys
+// would take the cache from them.
 std::vector<QueryBlock> query_blocks(const AttentionArguments& arguments, int64_t queries_per_item) {
   std::vector<QueryBlock> blocks;
   for (size_t s = 0; s < arguments.sequences.size(); ++s)
@@ -19,8 +20,9 @@ std::vector<QueryBlock> query_blocks(const AttentionArguments& arguments, int64_
   sort_dearest_first(blocks, [&](const QueryBlock& block) {
     const AttentionSequence& sequence = arguments.sequences[block.sequence];
     const int64_t last = std::min(block.begin + queries_per_item, sequence.query_length) - 1;
-    return visible_keys(arguments.problem, sequence, last).end -
-           visible_keys(arguments.problem, sequence, block.begin).begin;
+    const int64_t keys = visible_keys(arguments.problem, sequence, last).end -
+                         visible_keys(arguments.problem, sequence, block.begin).begin;
+    return (last + 1 - block.begin) * keys;
   });
   return blocks;
 }

@@ -59,7 +59,7 @@ void set_offsets(const char* op, std::vector<AttentionSequence>& sequences, cons
   for (size_t i = 0; i < values.size(); ++i) sequences[i].offset = std::clamp(values[i], -kFar, kFar);
 }
 
-// Tiles of scores: their operands and sums, as bytes, should fill most of a second-level cache of 1 MB and no more.
+// Tiles of scores: forward's operands and sums fill most of a second-level cache of 1 MB.
 int64_t key_block(DType type, int64_t head_dim, int64_t value_dim) {
   const int64_t keys = type == DType::kBFloat16 ? 384 : 192;  // float16 is widened
   return head_dim + value_dim <= 256 ? keys : keys / 2;

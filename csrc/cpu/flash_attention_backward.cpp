@@ -89,7 +89,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> flash_attention_backward(
   const AttentionArguments arguments(
       kOp, q, k, v, {sinks, cu_seqlens_q, cu_seqlens_k, query_offsets, scale, causal, window, softcap});
   AttentionProblem problem = arguments.problem;
-  // Larger blocks than forward's, so that packing and sums move less often. Of bfloat16, keys are many already.
+  // Larger blocks than forward's, so that packing and sums move less often, even where they outgrow the second-level
+  // cache. Of bfloat16, keys are many already.
   (problem.type == DType::kBFloat16 ? problem.query_block : problem.key_block) *= 2;
   std::vector<int64_t> out_sizes = sizes_of(q), row_sizes = {problem.num_heads, problem.query_tokens};
   out_sizes.back() = problem.value_dim;

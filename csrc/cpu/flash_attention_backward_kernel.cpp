@@ -141,14 +141,12 @@ class BackwardTile {
       }
   }
 
-  // P and dS of a strip of queries and a panel of keys, as the operands of the products that follow: 0 where nothing is
-  // seen, since these sum over queries.
+  // P and dS of a strip of queries and a panel of keys, as the operands of the products that follow. These read of a
+  // strip of keys the queries that see any of it, so that groups of keys of which this strip sees none may stay unset.
   void differentiate_scores(IndexRange queries, const StripKeys& strips, int64_t strip, IndexRange panel) {
     const IndexRange seen = clip(strips.keys[strip], panel.begin, panel.end);
     const int64_t begin = round_down(seen.begin, kKeyGroup<T>);
     const int64_t end = seen.begin < seen.end ? round_up(seen.end, kKeyGroup<T>) : begin;
-    store_zeros(strip, {panel.begin, begin});
-    store_zeros(strip, {end, panel.end});
     if (begin == end) return;
 
     constexpr int64_t stride = RightOperand<T>::kMostColumns;
@@ -225,14 +223,6 @@ class BackwardTile {
     float *weights_, *grad_scores_;
     Packed<T>*first_, *second_;
   };
-
-  void store_zeros(int64_t strip, IndexRange keys) {
-    if (keys.begin >= keys.end) return;
-    for (int r = 0; r < kStripRows<T>; r += 2) {
-      PairTarget target(*this, strip * kStripRows<T> + r, keys.begin);
-      for (int64_t j = keys.begin; j < keys.end; j += kLanes) target.store(RowPair<T>(), RowPair<T>());
-    }
-  }
 
   // grad [keys, columns] += scale · weightsᵀ · rows, of the queries that see each strip of keys.
   void accumulate_keys(IndexRange queries, const float* weights, const RightOperand<T>& rows, float scale, float* grad,

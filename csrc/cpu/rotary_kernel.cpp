@@ -73,8 +73,8 @@ struct Heads {
   bool past_cache;
 };
 
-// How far ahead of what is rotated a large input is fetched, in bytes: where all heads of a position follow one
-// another, some positions. The processor alone loses its way at each change between queries and keys.
+// How far ahead of what is rotated a large input is fetched, in bytes. The processor alone loses its way at each change
+// between queries and keys.
 constexpr int64_t kAhead = 4096;
 
 template <int count>

@@ -110,8 +110,11 @@ def _write_metadata(
         custom_object_save(template, str(folder), config=cast(Any, config))
     config.save_pretrained(folder)
     if model.can_generate():
+        generation = copy.deepcopy(model.generation_config)
+        if generation.eos_token_id is None and tokenizer is not None:  # nothing would end what the model says
+            generation.eos_token_id = tokenizer.eos_token_id
         # not save_pretrained: it refuses settings that the original's own file may have
-        model.generation_config.to_json_file(folder / "generation_config.json")
+        generation.to_json_file(folder / "generation_config.json")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 

@@ -224,7 +224,12 @@ class DataFactory:
             writer.regroup(list(cut_stream(writer.lengths, data.cutoff_len, drop_rest=False)))
         rows = writer.close()
         if not len(rows):
-            raise DataError(f"data {split.name}: none of {report.rows_read} rows can be used:\n{report.why_empty()}")
+            files = ", ".join(str(spec.path) for spec in split.specs)
+            why = report.why_empty()
+            raise DataError(f"data {split.name}: none of {report.rows_read} rows of {files} can be used:\n{why}")
+        usable = report.rows_read - report.skipped - report.unlabelled
+        if report.truncated >= usable and not is_text:
+            logger.warning("data %s: data.cutoff_len %d cuts every row short", split.name, data.cutoff_len)
         report.rows, report.documents, report.tokens = len(rows), rows.num_documents, rows.num_tokens
         report.targets = rows.num_targets
         report.save(folder / "report.json")

@@ -59,7 +59,7 @@ def _nothing_found(folder: Path) -> str:
         return f"{folder} is not a folder"
     others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHER_FORMATS)
     found = f"; it has {', '.join(others[:3])}: convert with transformers' save_pretrained first" if others else ""
-    return f"{folder} has no *.safetensors file{found}"
+    return f"{folder} has no *.safetensors file{found}; model.train_from_scratch: true begins with random weights"
 
 
 def _open(path: Path, stack: ExitStack) -> Any:

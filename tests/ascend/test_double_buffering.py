@@ -34,6 +34,7 @@ def waits(twin: AscendTwin) -> dict[str, int]:
     """Of each queue, how often a buffer could not be filled while the one before it was emptied; the first one counts,
     as there is none before it."""
     queues = {name(site): use for site, use in twin.report.queues.items()}
+    assert len({queue for _, queue in queues}) == len(queues), "queues of one name would hide each other"
     return {queue[1]: use["filled"] - use["overlapped"] for queue, use in queues.items() if queue not in KEPT}
 
 

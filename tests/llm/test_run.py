@@ -155,6 +155,17 @@ def test_errors_of_the_run(
     assert err.count("Traceback") == err.count("RuntimeError: a bug") == 1
 
 
+def test_ctrl_c_before_the_first_step_is_one_line(
+    config_file: str, started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: Config) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "mindspeed_llm.trainer", SimpleNamespace(train=train))
+    assert run.main([config_file]) == 1
+    assert capsys.readouterr().err == "stopped by Ctrl-C while not training: there was no step to finish\n"
+
+
 def test_a_wrong_configuration_is_told_before_anything_slow_is_imported(config_file: str) -> None:
     code = (
         "import sys; from mindspeed_llm.run import main; status = main(sys.argv[1:]);"

@@ -75,7 +75,12 @@ def test_a_sharded_model_from_scratch(name, tmp_path, process_group):
         assert torch.equal(parameter.full_tensor(), loaded[key]), key
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert not config["architectures"][0].startswith("FSDP")
-    assert AutoTokenizer.from_pretrained(tmp_path / "hf").chat_template
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert tokenizer.chat_template
+    # The architecture's own, and where it has none the tokenizer's: otherwise no answer would ever end.
+    eos = json.loads((tmp_path / "hf" / "generation_config.json").read_text())["eos_token_id"]
+    assert eos == (model.generation_config.eos_token_id or tokenizer.eos_token_id)
+    assert eos is not None
 
 
 def test_bfloat16_checkpoints_stay_bfloat16(tmp_path):

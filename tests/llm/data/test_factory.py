@@ -169,16 +169,26 @@ def test_no_usable_row_at_all_says_why(prepare: Prepare, write_rows: WriteRows) 
     path = write_rows([{"question": "Hi", "answer": "Ho"}] * 3)
     with pytest.raises(DataError) as error:
         prepare(path, template="chatml")
-    assert "none of 3 rows can be used" in str(error.value)
+    assert f"none of 3 rows of {path} can be used" in str(error.value)
     assert "3 x no column 'instruction'; the row has 'question', 'answer'" in str(error.value)
     assert f"{path}:1: no column 'instruction'" in str(error.value)
+
+
+@pytest.mark.parametrize("cutoff_len", [8, 512])
+def test_a_warning_when_every_row_is_cut_short(
+    prepare: Prepare, caplog: pytest.LogCaptureFixture, cutoff_len: int
+) -> None:
+    prepare("own_alpaca", template="chatml", cutoff_len=cutoff_len)
+    assert ("data.cutoff_len 8 cuts every row short" in caplog.text) == (cutoff_len == 8)
 
 
 @pytest.mark.parametrize("content", ["", "[]"])
 def test_an_empty_file_says_so(prepare: Prepare, tmp_path: Path, content: str) -> None:
     path = tmp_path / "rows.json"
     path.write_text(content)
-    with pytest.raises(DataError, match="none of 0 rows can be used:\n  the files of the data set are empty"):
+    with pytest.raises(
+        DataError, match=f"none of 0 rows of {path} can be used:\n  the files of the data set are empty"
+    ):
         prepare(path, template="chatml")
 
 

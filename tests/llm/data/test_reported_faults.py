@@ -60,7 +60,7 @@ def test_when_every_row_is_dropped_the_reason_is_told(prepare: Prepare, write_ro
     path = write_rows([{"conversations": CHAT[:size]} for size in (1, 3, 4)])
     with pytest.raises(DataError) as error:
         prepare({"file_name": str(path), "formatting": "sharegpt"}, template="chatml")
-    assert "none of 3 rows can be used" in str(error.value)
+    assert f"none of 3 rows of {path} can be used" in str(error.value)
     assert "3 x the conversation does not end with an answer of the assistant" in str(error.value)
     assert f"{path}:1" in str(error.value)
 
