@@ -38,6 +38,7 @@ from mindspeed_llm.models.loss_head import fuse_loss
 from mindspeed_llm.optim.clip import clip_coefficient, clip_gradients_as_torch, gradient_norm
 from mindspeed_llm.optim.optimizer import OptimizerFactory
 from mindspeed_llm.optim.scheduler import SchedulerFactory, count_steps, set_step
+from mindspeed_llm.output_lock import only_writer
 from mindspeed_llm.parallel.context.sharder import ContextSharder
 from mindspeed_llm.parallel.fsdp import DTYPES
 from mindspeed_llm.parallel.mesh import build_meshes
@@ -48,7 +49,7 @@ from mindspeed_llm.sample import sample_answer
 
 def train(config: Config) -> None:
     """Run the whole configuration on this rank: build, train, export."""
-    with start() as distributed:
+    with start() as distributed, only_writer(Path(config.training.output_dir), distributed):
         set_up_logging(distributed.rank)
         trainer = Trainer(config, distributed)
         trainer.resume()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -50,6 +51,21 @@ def test_what_every_rank_finds_wrong_is_told_once(config_file: Path) -> None:
     assert done.stderr.count("error: ") == 1
     assert f"{rows}:1" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_second_run_on_the_same_output_folder_ends_at_once(config_file: Path) -> None:
+    out = config_file.parent / "out"
+    out.mkdir()
+    with (out / ".lock").open("w") as lock:
+        lock.write("process 123 on elsewhere\n")
+        lock.flush()
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        done = run(command(config_file, "--nproc=2"))
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("error: ") == 1
+        assert f"another run, process 123 on elsewhere, still writes into {out}" in done.stderr
+        assert [path.name for path in out.iterdir()] == [".lock"]  # nothing of the other run was touched
+        assert run(command(config_file, "--dry-run")).returncode == 0
 
 
 def test_a_signal_ends_the_run_after_a_checkpoint(config_file: Path) -> None:
