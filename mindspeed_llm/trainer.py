@@ -15,6 +15,7 @@ from mindspeed_llm.batch import num_targets, to_device
 from mindspeed_llm.checkpoint.checkpointer import Checkpointer, TrainingState
 from mindspeed_llm.checkpoint.export import export_hf
 from mindspeed_llm.config import Config, validate_world
+from mindspeed_llm.config.changes import changes_since
 from mindspeed_llm.data.collate import Batch, padding_token
 from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import EvalLoader
@@ -72,13 +73,14 @@ class Trainer:
         self.step = 0  # optimizer steps done
         self.nonfinite_steps = 0  # the last so many in a row were skipped
         set_seed(config.training.seed, deterministic=config.training.deterministic)
+        self.checkpointer = Checkpointer(
+            self.output_dir, config.training.save_total_limit, model_only=config.training.save_only_model
+        )
+        self.starting_point = self.checkpointer.starting_point(config.training.resume_from_checkpoint)
         self._make_output_dir(config)
         self._build_data()
         self._build_model()
         self._build_optimizer()
-        self.checkpointer = Checkpointer(
-            self.output_dir, config.training.save_total_limit, model_only=config.training.save_only_model
-        )
 
     # ---- construction -------------------------------------------------------------------------------------------
 
@@ -87,7 +89,11 @@ class Trainer:
         try:
             self.output_dir.mkdir(parents=True, exist_ok=True)
             if self.distributed.is_main:
-                (self.output_dir / "config.yaml").write_text(config.dump_yaml(), encoding="utf-8")
+                kept = self.output_dir / "config.yaml"
+                changes = changes_since(kept, config) if self.starting_point else []
+                if changes:
+                    logger.warning("this run goes on with other settings than before: %s", "; ".join(changes))
+                kept.write_text(config.dump_yaml(), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"training.output_dir: cannot write into {self.output_dir}: {error}") from None
 
@@ -216,10 +222,9 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from ``training.resume_from_checkpoint``."""
-        path = self.checkpointer.starting_point(self.config.training.resume_from_checkpoint)
-        if path is not None:
-            self.checkpointer.load(path, self._state())
-            logger.info("resumed from %s after step %d", path, self.step)
+        if self.starting_point is not None:
+            self.checkpointer.load(self.starting_point, self._state())
+            logger.info("resumed from %s after step %d", self.starting_point, self.step)
             if self.step >= self.total_steps:
                 logger.warning("nothing is left to train: the run has %d steps in all", self.total_steps)
 

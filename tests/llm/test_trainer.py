@@ -261,10 +261,12 @@ def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(folder, tmp_pat
     for options in ([], ["--dry-run"]):
         assert main([str(tmp_path / "new.yaml"), "--training.seed=1", *options]) == 2
         assert "holds the checkpoints of an earlier run" in capsys.readouterr().err
+        assert load_config(tmp_path / "out" / "config.yaml") == earlier
     resumed = [str(tmp_path / "new.yaml"), "--training.resume_from_checkpoint=auto", "--training.max_steps=3"]
     assert main([*resumed, "--dry-run"]) == 0
     assert f"goes on from {tmp_path / 'out' / 'checkpoints' / 'step-00000002'}" in capsys.readouterr().out
     assert main(resumed) == 0
+    assert "goes on with other settings than before: training.max_steps: 2 -> 3\n" in capsys.readouterr().err
     assert [r["step"] for r in read_metrics(tmp_path / "out" / "metrics.jsonl")] == [1, 2, 3]
 
 
