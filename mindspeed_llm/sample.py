@@ -32,6 +32,8 @@ def sample_answer(
         prompt = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
     # A chat template writes the special tokens itself.
     input_ids = tokenizer(prompt, add_special_tokens=not is_chat, return_tensors="pt").input_ids
+    own = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
     with torch.inference_mode():
         output = model.generate(
             input_ids,
@@ -39,7 +41,7 @@ def sample_answer(
             max_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=sorted(ends) or None,
         )
     return str(tokenizer.decode(output[0, input_ids.shape[1] :], skip_special_tokens=True)).strip()
 

@@ -28,6 +28,7 @@ def export_hf(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
+    end_of_answers: int | None = None,
     max_file_bytes: int = 5 * 2**30,
 ) -> None:
     """Write config.json, generation_config.json, tokenizer and safetensors to ``folder``. Collective.
@@ -35,8 +36,10 @@ def export_hf(
     Names and shapes are those of the checkpoint that ``load_weights`` read (one tensor per expert, no ``lm_head`` when
     it is tied, ...), or the architecture's usual ones for a model trained from scratch. Values are cast to ``dtype``,
     by default what config.json declares, float32 when it declares nothing; what the architecture keeps in float32
-    stays float32. Tensors are gathered and written one conversion (a layer's stacked experts, say) at a time: no rank
-    ever holds the model. ``folder`` appears, or is replaced, when everything has been written.
+    stays float32. Generation ends where the model's own does, or else at the tokenizer's end of text, and at the token
+    ``end_of_answers`` that the model was trained to end with. Tensors are gathered and written one conversion (a
+    layer's stacked experts, say) at a time: no rank ever holds the model. ``folder`` appears, or is replaced, when
+    everything has been written.
     """
     folder = Path(folder)
     template = skeleton(model)
@@ -65,7 +68,7 @@ def export_hf(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         write_sharded(temporary, list(converted(announce)), converted(gather), max_file_bytes)
-        _write_metadata(model, template, tokenizer, temporary, dtype)
+        _write_metadata(model, template, tokenizer, temporary, dtype, end_of_answers)
         _publish(temporary, folder)
     else:
         for _ in converted(gather):
@@ -102,6 +105,7 @@ def _write_metadata(
     tokenizer: PreTrainedTokenizerBase | None,
     folder: Path,
     dtype: torch.dtype,
+    end_of_answers: int | None,
 ) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [original_class(model).__name__]
@@ -111,12 +115,25 @@ def _write_metadata(
     config.save_pretrained(folder)
     if model.can_generate():
         generation = copy.deepcopy(model.generation_config)
-        if generation.eos_token_id is None and tokenizer is not None:  # nothing would end what the model says
-            generation.eos_token_id = tokenizer.eos_token_id
+        generation.eos_token_id = _ends(generation.eos_token_id, tokenizer, end_of_answers)
         # not save_pretrained: it refuses settings that the original's own file may have
         generation.to_json_file(folder / "generation_config.json")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def _ends(
+    own: int | list[int] | None, tokenizer: PreTrainedTokenizerBase | None, end_of_answers: int | None
+) -> int | list[int] | None:
+    """The tokens at which generation ends: without one of them nothing would end what the model says."""
+    if own is None and tokenizer is not None:
+        own = cast("int | None", tokenizer.eos_token_id)
+    if end_of_answers is None or end_of_answers == own:
+        return own
+    if own is None:
+        return end_of_answers
+    known = own if isinstance(own, list) else [own]
+    return known if end_of_answers in known else [*known, end_of_answers]
 
 
 def _publish(temporary: Path, folder: Path) -> None:

@@ -62,6 +62,19 @@ def test_without_chat_the_prompt_is_continued(tmp_path: Path, tokenizer: PreTrai
     assert sample_answer(tmp_path, PROMPT, 12, chat=False) == expected != sample_answer(tmp_path, PROMPT, 12)
 
 
+@pytest.mark.parametrize("as_list", [False, True])
+def test_answer_ends_where_the_model_says_too(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase, as_list: bool
+) -> None:
+    model = make_model(tmp_path, tokenizer)
+    ids = decode_greedily(model, tokenizer, TURN, 12)
+    end = next(i for i, token in enumerate(ids) if token != ids[0])
+    model.generation_config.eos_token_id = [ids[end], 1] if as_list else ids[end]
+    model.generation_config.save_pretrained(tmp_path)
+    # The token is no special one and stays in the text.
+    assert sample_answer(tmp_path, PROMPT, 12) == tokenizer.decode(ids[: end + 1]).strip()
+
+
 def test_answer_ends_with_the_turn(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     model = make_model(tmp_path, tokenizer)
     first, *others = decode_greedily(model, tokenizer, TURN, 12)

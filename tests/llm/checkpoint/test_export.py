@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from mindspeed_llm.checkpoint.export import export_hf
 from mindspeed_llm.config import ParallelConfig
@@ -75,12 +75,20 @@ def test_a_sharded_model_from_scratch(name, tmp_path, process_group):
         assert torch.equal(parameter.full_tensor(), loaded[key]), key
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert not config["architectures"][0].startswith("FSDP")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    assert tokenizer.chat_template
-    # The architecture's own, and where it has none the tokenizer's: otherwise no answer would ever end.
-    eos = json.loads((tmp_path / "hf" / "generation_config.json").read_text())["eos_token_id"]
-    assert eos == (model.generation_config.eos_token_id or tokenizer.eos_token_id)
-    assert eos is not None
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf").chat_template
+
+
+@pytest.mark.parametrize(
+    ("own", "trained", "expected"),
+    [(None, None, 962), (7, None, 7), (None, 5, [962, 5]), (7, 5, [7, 5]), ([7, 5], 5, [7, 5]), (5, 5, 5)],
+)
+def test_generation_ends_where_answers_do(own, trained, expected, tmp_path):
+    """Where the model's own does, else at the tokenizer's end of text; and at the token that was trained."""
+    model, tokenizer = make_model("llama"), AutoTokenizer.from_pretrained(REPOSITORY / "tests/data/oracles/tokenizer")
+    model.generation_config.eos_token_id = own
+    export_hf(model, tokenizer, tmp_path / "hf", end_of_answers=trained)
+    assert GenerationConfig.from_pretrained(tmp_path / "hf").eos_token_id == expected
+    assert model.generation_config.eos_token_id == own
 
 
 def test_bfloat16_checkpoints_stay_bfloat16(tmp_path):
