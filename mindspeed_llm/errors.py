@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend, told in one message without a traceback; of what was given, exit status 2."""
+"""Errors that end a run with one message and no traceback: exit status 2 where the input is wrong, else 1."""
 
 
 class UserError(Exception):

@@ -20,7 +20,6 @@ from mindspeed_llm.data.collate import Batch, padding_token
 from mindspeed_llm.data.factory import DataFactory
 from mindspeed_llm.data.loader import EvalLoader
 from mindspeed_llm.data.render import render_sample
-from mindspeed_llm.data.templates import get_template
 from mindspeed_llm.data.training_loader import training_loader
 from mindspeed_llm.errors import ConfigError, DivergedError
 from mindspeed_llm.flops import count_training_flops
@@ -102,8 +101,9 @@ class Trainer:
         training = self.config.training
         self.model_factory = ModelFactory(self.config.model)
         self.tokenizer = self.model_factory.create_tokenizer()
-        data = DataFactory(self.config, self.tokenizer).create()
-        self.data = data
+        factory = DataFactory(self.config, self.tokenizer)
+        self.data = data = factory.create()
+        self.end_of_answers = factory.end_of_answers
         logger.info("%s\n%s", data.report, render_sample(data.first_row, self.tokenizer))
         options: dict[str, Any] = {
             "pad_token_id": padding_token(self.tokenizer),
@@ -238,10 +238,7 @@ class Trainer:
         training, folder = self.config.training, self.output_dir / "hf"
         if not training.save_hf_weights:
             return
-        template = self.config.data.template if training.stage == "sft" else None
-        end = get_template(template).eos if template else None
-        end_token = None if end is None else self.tokenizer.get_vocab()[end]  # a template needs a tokenizer that has it
-        export_hf(self.model, self.tokenizer, folder, end_of_answers=end_token)
+        export_hf(self.model, self.tokenizer, folder, end_of_answers=self.end_of_answers)
         logger.info("exported to %s", folder)
         if training.sample_prompt is not None and self.distributed.is_main:
             answer = sample_answer(

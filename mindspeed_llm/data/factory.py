@@ -278,6 +278,16 @@ class DataFactory:
             end = ""
         return ConversationChunks(encode, options, capacity if packs else None, end=end)
 
+    @property
+    def end_of_answers(self) -> int | None:
+        """The token that answers are trained to end with; None where there are no answers or no such token."""
+        if self.config.training.stage == "pt":
+            return None
+        template = get_template(self.config.data.template) if self.config.data.template else None
+        if template is None or template.eos is None:
+            return self.tokenizer.eos_token_id
+        return self.tokenizer.get_vocab().get(template.eos)
+
     def _text_encoder(self) -> TextChunks:
         """Documents end with the tokenizer's eos token, and begin with bos if it is a tokenizer that adds one."""
         end = "<|end_of_text|>" if self.llamafactory and self.config.data.template == "llama3" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -252,6 +253,15 @@ def test_the_output_folder_is_complete(folder, tmp_path):
         "step", "epoch", "loss", "grad_norm", "lr", "tokens", "label_tokens", "step_time", "tokens_per_second", "mfu",
         "memory_gib",
     }  # fmt: skip
+
+
+def test_the_export_stops_where_its_answers_were_trained_to_end(folder, tmp_path):
+    """The model's own configuration names another token only, as that of a model which was pretrained does."""
+    shutil.copytree(folder / "dense", folder / "base")
+    (folder / "base" / "generation_config.json").write_text('{"eos_token_id": 5}')
+    run(settings(folder, tmp_path / "out", "base", max_steps=1))
+    end = AutoTokenizer.from_pretrained(TOKENIZER).convert_tokens_to_ids("<|im_end|>")
+    assert json.loads((tmp_path / "out" / "hf" / "generation_config.json").read_text())["eos_token_id"] == [5, end]
 
 
 def test_a_new_run_does_not_mix_with_an_earlier_ones_checkpoints(folder, tmp_path, capsys):

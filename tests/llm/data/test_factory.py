@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
@@ -172,6 +173,25 @@ def test_no_usable_row_at_all_says_why(prepare: Prepare, write_rows: WriteRows) 
     assert f"none of 3 rows of {path} can be used" in str(error.value)
     assert "3 x no column 'instruction'; the row has 'question', 'answer'" in str(error.value)
     assert f"{path}:1: no column 'instruction'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "template", "end"),
+    [
+        ("sft", "mistral", "<|im_end|>"),  # a template without a token of its own: the tokenizer's
+        ("sft", None, "<|im_end|>"),
+        ("sft", "gemma", "<end_of_turn>"),
+        ("pt", None, None),
+    ],
+)
+def test_where_answers_end(
+    stage: str, template: str | None, end: str | None, tmp_path: Path, shared_tokenizer: PreTrainedTokenizerBase
+) -> None:
+    tokenizer = copy.deepcopy(shared_tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    config = make_config(tmp_path / "out", {"dataset": "own_alpaca", "template": template}, {"stage": stage})
+    expected = None if end is None else tokenizer.convert_tokens_to_ids(end)
+    assert DataFactory(config, tokenizer).end_of_answers == expected
 
 
 @pytest.mark.parametrize("cutoff_len", [8, 512])
